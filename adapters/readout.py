@@ -1,0 +1,137 @@
+"""From hidden states to tokens and statistics, on the device, for all wanted slots of a group at once.
+
+Shapes: N wanted slots, n slots of a chunk, D hidden size, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+from samplers import Forward, Law
+
+Head = Callable[[torch.Tensor], torch.Tensor]
+GREEDY_COPIES, SAMPLED_COPIES = 3, 10  # float32 tensors of a chunk's (n, V) alive at the peak
+
+
+class ReadOut:
+    """Runs the head and the law in chunks, so that logits and their temporaries stay within ``logits_mib`` MiB.
+
+    A single slot always fits: it is the smallest chunk.
+    """
+
+    def __init__(self, mask_id: int | None, logits_mib: int) -> None:
+        self.mask_id, self.bytes = mask_id, logits_mib * 2**20
+
+    def __call__(
+        self,
+        hidden: torch.Tensor,
+        head: Head,
+        forward: Forward,
+        streams: torch.Tensor,
+        slots: torch.Tensor,
+        draws: torch.Tensor,
+    ) -> list[list[float]]:
+        """Columns over the N slots: token, confidence, finite, then margin and entropy if asked.
+
+        Args:
+            hidden: (N, D).
+            forward: any of the group; its law and what it asks hold for all.
+            streams, slots, draws: (N,) counters of the uniform of each slot.
+        """
+        law, parts = forward.law, []
+        vocabulary = None
+        start = 0
+        while start < len(hidden):
+            size = self.chunk(law, vocabulary) if vocabulary else 1
+            chunk = slice(start, start + size)
+            logits = head(hidden[chunk]).float()
+            vocabulary = logits.shape[-1]
+            parts.append(self._statistics(logits, forward, streams[chunk], slots[chunk], draws[chunk]))
+            start += size
+        return torch.cat(parts, dim=1).tolist()
+
+    def chunk(self, law: Law, vocabulary: int) -> int:
+        """Slots whose logits fit the budget under this law."""
+        copies = SAMPLED_COPIES if law.temperature > 0 else GREEDY_COPIES
+        return max(1, self.bytes // (4 * vocabulary * copies))
+
+    def _statistics(
+        self, logits: torch.Tensor, forward: Forward, streams: torch.Tensor, slots: torch.Tensor, draws: torch.Tensor
+    ) -> torch.Tensor:
+        """(3 to 5, n) in float64; ``logits`` (n, V) is overwritten."""
+        law = forward.law
+        logits[:, list(law.banned)] = -torch.inf
+        token = self._draw(logits, law, streams, slots, draws)
+        logits[:, list(law.unsure)] = -torch.inf
+        total = logits.logsumexp(-1)
+        confidence = (logits.gather(1, token[:, None])[:, 0] - total).exp()
+        columns = [token.double(), confidence.double(), total.isfinite().double()]
+        if "margin" in forward.ask:
+            best = (logits.topk(2, dim=-1).values - total[:, None]).exp()
+            columns.append((best[:, 0] - best[:, 1]).double())
+        if "entropy" in forward.ask:
+            columns.append(torch.special.entr((logits - total[:, None]).exp_()).sum(-1).double())
+        return torch.stack(columns)
+
+    def _draw(
+        self, logits: torch.Tensor, law: Law, streams: torch.Tensor, slots: torch.Tensor, draws: torch.Tensor
+    ) -> torch.Tensor:
+        """A token a slot, (n,); the mask id is out of the race here and back in the logits afterwards."""
+        held = None
+        if self.mask_id is not None:
+            held = logits[:, self.mask_id].clone()
+            logits[:, self.mask_id] = -torch.inf
+        if law.temperature == 0:
+            token = logits.argmax(-1)
+        else:
+            token = sample(logits, law, uniforms(streams, slots, draws))
+        if held is not None:
+            logits[:, self.mask_id] = held
+        return token
+
+
+def sample(logits: torch.Tensor, law: Law, uniform: torch.Tensor) -> torch.Tensor:
+    """Inverse-CDF draw in the order of ids from the tempered, filtered law. logits (n, V), uniform (n,) in (0, 1) -> (n,)."""
+    tempered = logits / law.temperature
+    if law.top_k is not None and law.top_k < tempered.shape[-1]:
+        least = tempered.topk(law.top_k, dim=-1).values[:, -1:]
+        tempered = tempered.masked_fill(tempered < least, -torch.inf)
+    if law.top_p is not None and law.top_p < 1:
+        tempered = _nucleus(tempered, law.top_p)
+    cdf = tempered.softmax(-1).double().cumsum(-1)
+    target = uniform.double() * cdf[:, -1]
+    return torch.searchsorted(cdf, target[:, None], right=True)[:, 0].clamp_(max=logits.shape[-1] - 1)
+
+
+def _nucleus(logits: torch.Tensor, top_p: float) -> torch.Tensor:
+    """Keep the smallest set of most probable ids whose mass reaches ``top_p`` (Holtzman et al. 2020)."""
+    ordered, ids = logits.sort(dim=-1, descending=True, stable=True)
+    mass = ordered.softmax(-1)
+    before = mass.cumsum(-1) - mass
+    dropped = torch.zeros_like(logits, dtype=torch.bool).scatter_(1, ids, before >= top_p)
+    return logits.masked_fill(dropped, -torch.inf)
+
+
+def uniforms(streams: torch.Tensor, slots: torch.Tensor, draws: torch.Tensor) -> torch.Tensor:
+    """`samplers.state.uniform` for int64 tensors, bit for bit: float64 in (0, 1)."""
+    bits = _mix(_mix(streams + slots) + draws)
+    return (_shift_right(bits, 12).double() + 0.5) * 2.0**-52
+
+
+def _mix(x: torch.Tensor) -> torch.Tensor:
+    """SplitMix64 in wrapping int64 arithmetic."""
+    x = x + _signed(0x9E3779B97F4A7C15)
+    x = (x ^ _shift_right(x, 30)) * _signed(0xBF58476D1CE4E5B9)
+    x = (x ^ _shift_right(x, 27)) * _signed(0x94D049BB133111EB)
+    return x ^ _shift_right(x, 31)
+
+
+def _shift_right(x: torch.Tensor, bits: int) -> torch.Tensor:
+    """Logical shift; torch shifts int64 arithmetically."""
+    return (x >> bits) & ((1 << (64 - bits)) - 1)
+
+
+def _signed(x: int) -> int:
+    return x - (1 << 64) if x >= 1 << 63 else x

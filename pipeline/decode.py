@@ -1,0 +1,108 @@
+"""Try one prompt: ``python -m pipeline.decode model=tiny sampler=threshold prompt="…"``, or in a notebook
+
+    from pipeline.decode import decode
+    decode("Tom has 4 bags of 6 pens. He loses 5. How many pens now?", "sampler.threshold=0.5")
+"""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from typing import Any
+
+from omegaconf import DictConfig
+
+from pipeline.errors import UserError
+from samplers import stream_key
+
+
+@dataclass
+class DecodeResult:
+    """An answer and what it cost.
+
+    Attributes:
+        tokens: ids of the visible answer, before the first end token.
+        text: their text.
+        nfe: forwards of the model.
+        elapsed_s: wall time of decoding, seconds.
+        tokens_per_forward: ``len(tokens) / nfe``.
+        metadata: method, effective settings, and every forward with what it changed (``trace``).
+    """
+
+    tokens: list[int]
+    text: str
+    nfe: int
+    elapsed_s: float
+    tokens_per_forward: float
+    metadata: dict[str, Any]
+
+
+def decode(prompt: str, *overrides: str) -> DecodeResult:
+    """Decode one prompt with a model and sampler chosen as on the command line.
+
+    Raises:
+        UserError: for options that don't fit, or a prompt too long for the model.
+    """
+    from pipeline.compose import compose
+
+    return decode_with(compose(overrides), prompt)
+
+
+def decode_with(cfg: DictConfig, prompt: str) -> DecodeResult:
+    """As `decode`, for a composed configuration; of the dataset only its length and block size are used."""
+    import torch
+
+    from pipeline.config import plain, refuse_missing
+    from pipeline.engine import Engine, Task
+    from pipeline.evaluation import load_model
+    from pipeline.job import describe_model, make_dataset
+    from pipeline.metrics import count_visible
+    from pipeline.settings import resolve
+
+    cfg.dataset.path = cfg.dataset.get("path") if cfg.dataset.get("path") != "???" else None
+    refuse_missing(cfg)
+    options, dataset = plain(cfg), make_dataset(cfg.dataset)
+    description = describe_model(options["model"])
+    settings = resolve(cfg.sampler, dataset.gen_length, description.facts, dataset.block_size)
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    adapter = load_model(description, device, options["engine"]["logits_mib"])
+    ids = description.codec.encode_chat([{"role": "user", "content": prompt}]) if prompt else []
+    task = Task(0, ids, settings.gen_length, stream_key(cfg.seed, 0), traced=True)
+    (outcome,) = Engine(adapter, settings.sampler, max_rows=1).decode([task], len(ids) + settings.gen_length)
+    if outcome.state is None or outcome.failure:
+        raise UserError(f"prompt={prompt!r}: {outcome.error}")
+    canvas = [outcome.state.tokens[slot] for slot in outcome.state.canvas if not outcome.state.mask[slot]]
+    tokens = canvas[: count_visible(canvas, description.facts.end_ids)[0]]
+    nfe = outcome.counts()["nfe"]
+    metadata = {"method": cfg.sampler.name, "settings": settings.values, "trace": outcome.trace}
+    text = description.codec.decode(tokens)
+    return DecodeResult(tokens, text, nfe, outcome.seconds, len(tokens) / nfe if nfe else 0.0, metadata)
+
+
+def main() -> None:
+    import hydra
+
+    from pipeline import config
+    from pipeline.cli import guarded
+    from pipeline.run import quiet_libraries
+    from pipeline.sweep import register_launchers
+
+    config.register()
+    register_launchers()
+
+    @hydra.main(version_base="1.3", config_path="../conf", config_name="decode")
+    def one(cfg: DictConfig) -> None:
+        quiet_libraries()
+        result = decode_with(cfg, cfg.prompt)
+        print(result.text)
+        print(
+            f"{len(result.tokens)} tokens, {result.nfe} forwards, {result.tokens_per_forward:.2f} tokens a forward, "
+            f"{result.elapsed_s:.2f} s",
+            file=sys.stderr,
+        )
+
+    guarded(one)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,205 @@
+"""The evaluation of a job as a Lightning module: each rank decodes its own shard and writes its own rows."""
+
+from __future__ import annotations
+
+import json
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import lightning
+import torch
+from torch.utils.data import DataLoader
+
+from adapters.base import DeviceAdapter
+from adapters.loading import Description, load
+from pipeline.engine import Engine, Outcome, Task
+from pipeline.job import Job
+from pipeline.metrics import Timing
+from pipeline.progress import Progress
+from pipeline.rows import Place, make_row, visible
+from pipeline.runs import RunFolder
+
+_loaded: dict[str, DeviceAdapter] = {}  # the last model: jobs of a sweep that share it read it once
+
+
+class Stopped(BaseException):
+    """A signal asked the run to end: `state` is what its status becomes, `code` the exit code."""
+
+    def __init__(self, signum: int) -> None:
+        super().__init__(signal.Signals(signum).name)
+        self.state = "interrupted" if signum == signal.SIGINT else "preempted"
+        self.code = 128 + signum
+
+
+@contextmanager
+def stopping_on_signals() -> Iterator[None]:
+    """Turn SIGINT, SIGTERM and SIGUSR1 into `Stopped` for the duration."""
+
+    def stop(signum: int, frame: Any) -> None:
+        raise Stopped(signum)
+
+    signals = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
+    before = [signal.signal(number, stop) for number in signals]
+    try:
+        yield
+    finally:
+        for number, handler in zip(signals, before, strict=True):
+            signal.signal(number, handler)
+
+
+def load_model(description: Description, device: torch.device, logits_mib: int) -> DeviceAdapter:
+    """The model's adapter; the last one loaded is kept."""
+    key = f"{description.identity()} {description.dtype} {device}"
+    if key not in _loaded:
+        _loaded.clear()
+        _loaded[key] = load(description, device, logits_mib)
+    adapter = _loaded[key]
+    adapter.facts, adapter.codec = description.facts, description.codec
+    adapter.read_out.mask_id, adapter.read_out.bytes = description.facts.mask_id, logits_mib * 2**20
+    return adapter
+
+
+class Evaluation(lightning.LightningModule):
+    """Decodes, scores and writes the samples named by ``indices``; the language model is not a submodule of it."""
+
+    def __init__(self, job: Job, indices: list[int], folder: Path, versions: str, commit: str | None) -> None:
+        super().__init__()
+        self.job, self.indices, self.folder = job, indices, folder
+        self.versions, self.commit = versions, commit
+
+    def predict_dataloader(self) -> DataLoader:
+        """This rank's shard: sharded here, because a distributed sampler may repeat samples."""
+        shard = self.indices[self.global_rank :: self.trainer.world_size]
+        return DataLoader(shard, batch_size=None)  # type: ignore[arg-type]
+
+    def predict_step(self, dataloader_iter: Iterator) -> None:
+        """The whole shard in one step, so that rows are refilled across what would be batches."""
+        shard = [int(index) for index, _, _ in dataloader_iter]
+        engine_options, settings = self.job.config["engine"], self.job.settings
+        device = self.trainer.strategy.root_device
+        adapter = load_model(self.job.description, device, engine_options["logits_mib"])
+        folder = RunFolder(self.folder)
+        engine = Engine(adapter, settings.sampler, engine_options["max_rows"], folder.beat)
+        tasks = [self._task(index) for index in shard]
+        began = time.perf_counter()
+        with Progress(len(tasks), shown=self.global_rank == 0) as progress:
+            timing = self._decode(engine, tasks, folder, progress)
+        timing["end_to_end_seconds"] = time.perf_counter() - began
+        timing |= self._timed_pass(adapter, tasks[: engine_options["timing_samples"]] if self.global_rank == 0 else [])
+        timing["memory_peak_gib"] = memory_peak_gib(device)
+        folder.write_json(f"timing.rank{self.global_rank}.json", timing)
+
+    def _task(self, index: int) -> Task:
+        traced = index < self.job.config["engine"]["trace_samples"]
+        job = self.job
+        return Task(index, job.prompts[index], job.settings.gen_length, job.stream(index), traced)
+
+    def _place(self, device: torch.device) -> Place:
+        name = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
+        max_rows = self.job.config["engine"]["max_rows"]
+        return Place(name, self.job.description.dtype, max_rows, self.versions, self.commit)
+
+    def _decode(self, engine: Engine, tasks: list[Task], folder: RunFolder, progress: Progress) -> dict[str, Any]:
+        """Write a row as each sample finishes; the clock of decoding stands still meanwhile."""
+        place = self._place(self.trainer.strategy.root_device)
+        engine.warm_up(tasks, self.job.slots)
+        tokens, seconds, outcomes = 0, 0.0, engine.decode(tasks, self.job.slots)
+        while True:
+            began = time.perf_counter()
+            outcome = next(outcomes, None)
+            seconds += time.perf_counter() - began
+            if outcome is None:
+                break
+            row = make_row(self.job, outcome, place)
+            folder.append(row, self.global_rank)
+            self._write_trace(outcome, row["id"])
+            progress.add(row)
+            tokens += row["tokens"] or 0
+        return {"decode_seconds": seconds, "forward_seconds": engine.forward_seconds, "decoded_tokens": tokens}
+
+    def _write_trace(self, outcome: Outcome, name: str) -> None:
+        if outcome.trace:
+            lines = [json.dumps(record) + "\n" for record in outcome.trace]
+            file = self.folder / "trace" / f"{name}.jsonl"
+            file.parent.mkdir(exist_ok=True)
+            file.write_text("".join(lines))
+
+    def _timed_pass(self, adapter: DeviceAdapter, tasks: list[Task]) -> dict[str, Any]:
+        """Latency: one row in flight, no trace, nothing written."""
+        if not tasks:
+            return {}
+        engine = Engine(adapter, self.job.settings.sampler, max_rows=1)
+        untraced = [Task(task.index, task.prompt, task.length, task.stream) for task in tasks]
+        outcomes = [o for o in engine.decode(untraced, self.job.slots) if o.failure is None and o.state]
+        canvases = [[o.state.tokens[slot] for slot in o.state.canvas] for o in outcomes if o.state]
+        tokens = sum(len(visible(self.job, ids).ids) for ids in canvases)
+        return {"latencies": [o.seconds for o in outcomes], "latency_tokens": tokens}
+
+
+def evaluate(job: Job, indices: list[int], folder: Path, versions: str, commit: str | None) -> Timing:
+    """Decode the given samples of a job into its folder, on as many devices as the trainer says.
+
+    Raises:
+        Stopped: on a signal; rows so far are in the folder.
+    """
+    options = job.config["trainer"]
+    trainer = lightning.Trainer(
+        accelerator=options["accelerator"],
+        devices=options["devices"],
+        strategy="ddp_spawn" if options["devices"] > 1 else "auto",
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        use_distributed_sampler=False,
+    )
+    module = Evaluation(job, indices, folder, versions, commit)
+    try:
+        trainer.predict(module, return_predictions=False)
+    except Stopped as stopped:
+        if trainer.strategy.launcher is not None:
+            trainer.strategy.launcher.kill(signal.SIGTERM)
+        raise stopped
+    return _gather_timing(folder, options["devices"])
+
+
+def _gather_timing(folder: Path, devices: int) -> Timing:
+    """Ranks decode side by side: the slowest sets the time, tokens add up, and so do seconds in the model, by share."""
+    ranks = []
+    for file in sorted(folder.glob("timing.rank*.json")):
+        ranks.append(json.loads(file.read_text()))
+        file.unlink()
+    if not ranks:
+        return Timing(devices=devices)
+    slowest = max(ranks, key=lambda rank: rank["decode_seconds"])
+    memory = [rank["memory_peak_gib"] for rank in ranks if rank["memory_peak_gib"] is not None]
+    return Timing(
+        decode_seconds=slowest["decode_seconds"],
+        forward_seconds=slowest["forward_seconds"],
+        end_to_end_seconds=max(rank["end_to_end_seconds"] for rank in ranks),
+        decoded_tokens=sum(rank["decoded_tokens"] for rank in ranks),
+        devices=devices,
+        memory_peak_gib=max(memory) if memory else None,
+        latencies=ranks[0].get("latencies"),
+        latency_tokens=ranks[0].get("latency_tokens"),
+    )
+
+
+def memory_peak_gib(device: torch.device) -> float | None:
+    """Peak memory of the device; on a CPU that of the process."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device) / 2**30
+    if device.type != "cpu":
+        return None
+    import resource
+    import sys
+
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak / (2**30 if sys.platform == "darwin" else 2**20)  # macOS counts bytes, Linux KiB
+
+
+__all__ = ["Evaluation", "Stopped", "evaluate", "load_model", "stopping_on_signals"]

@@ -1,0 +1,188 @@
+"""One job from claim to summary: decode what is missing, score, write, log."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+from pipeline.errors import UserError
+from pipeline.job import Job, facts_of
+from pipeline.metrics import Timing, summarise
+from pipeline.runs import RunFolder, environment, folder_name, unique_folder
+from pipeline.table import print_notices, print_summary
+from pipeline.tracking import Tracker, track
+
+
+def folder_of(job: Job, sweep: str | None) -> Path:
+    """Where a job's rows belong: under its sweep, under its name, or in a new folder."""
+    root = Path(job.config["output_root"])
+    if sweep is not None:
+        return root / sweep / folder_name(*job.names, job.hash)
+    if job.config["run"] is not None:
+        return root / job.config["run"]
+    return unique_folder(root, *job.names, job.hash)
+
+
+def run_job(job: Job, folder: Path, command: Sequence[str], group: str | None = None) -> dict[str, Any]:
+    """Decode a job into its folder and return its summary; a finished job is not decoded again.
+
+    Raises:
+        UserError: if the folder belongs to other settings, or another process writes in it.
+        Stopped: on a signal; the folder says ``interrupted`` or ``preempted`` and keeps its rows.
+    """
+    from pipeline.evaluation import Stopped, stopping_on_signals
+
+    home = RunFolder(folder)
+    if (summary := _finished(home, job)) is not None:
+        print(f"{folder} is finished already; delete it, or give another run=, to decode again")
+        print_summary(summary, job)
+        return summary
+    with stopping_on_signals():
+        home.claim(expected=len(job.samples))
+        try:
+            return _run_claimed(job, home, command, group)
+        except Stopped as stopped:
+            home.write_status(stopped.state, expected=len(job.samples), rows=len(home.rows()), error=str(stopped))
+            print(f"\n{stopped.state}: {len(home.rows())} of {len(job.samples)} samples are kept in {folder}")
+            raise
+        except BaseException as error:
+            home.write_failure(error, expected=len(job.samples), rows=len(home.rows()))
+            raise
+
+
+def _run_claimed(job: Job, home: RunFolder, command: Sequence[str], group: str | None) -> dict[str, Any]:
+    done = _kept_rows(home, job)
+    home.write_json("environment.json", environment(list(command)))
+    _write_config(home, job)
+    print_notices(job, home.path, len(done))
+    with ExitStack() as stack:
+        tracker = stack.enter_context(_tracking(job, home, group))
+        timing = _decode(job, home, done)
+        rows = home.rows()
+        summary = {**summarise(rows, len(job.samples), timing), **_labels(job, rows)}
+        home.write_json("summary.json", summary)
+        _mirror(tracker, summary, rows, home)
+    home.write_status("done", expected=len(job.samples), rows=len(rows), wandb=tracker.location)
+    print_summary(summary, job, home.path, tracker.location)
+    return summary
+
+
+def _finished(home: RunFolder, job: Job) -> dict[str, Any] | None:
+    """The summary of a folder whose rows are all there, under this job's keys."""
+    status = home.status()
+    if status is None or status["state"] != "done":
+        return None
+    rows = _kept_rows(home, job)
+    return home.read_json("summary.json") if len(rows) == len(job.samples) else None
+
+
+def _kept_rows(home: RunFolder, job: Job) -> set[str]:
+    """Ids of the samples that need no decoding.
+
+    Raises:
+        UserError: if a row was decoded under other settings: rows of two keys never share a folder.
+    """
+    index = {sample.id: i for i, sample in enumerate(job.samples)}
+    rows = home.rows()
+    alien = [row for row in rows if row["id"] not in index or row["key"] != job.key(index[row["id"]])]
+    if alien:
+        raise UserError(
+            f"{home.path} holds {len(alien)} rows decoded under other settings, prompts or weights "
+            f"(such as {alien[0]['id']}): give this run another name, or delete the folder"
+        )
+    return {row["id"] for row in rows if row["failure"] != "failed"}
+
+
+def _decode(job: Job, home: RunFolder, done: set[str]) -> Timing:
+    from pipeline.evaluation import evaluate
+
+    missing = [i for i, sample in enumerate(job.samples) if sample.id not in done]
+    if not missing:
+        return Timing(devices=job.config["trainer"]["devices"])
+    record = home.read_json("environment.json")
+    versions = f"torch {record['torch']}, transformers {record['transformers']}"
+    timing = evaluate(job, missing, home.path, versions, record["git_commit"])
+    home.merge_ranks()
+    return timing
+
+
+def _tracking(job: Job, home: RunFolder, group: str | None) -> Any:
+    model, sampler, dataset = job.names
+    config = {
+        **job.effective,
+        "model_name": model,
+        "sampler_name": sampler,
+        "dataset_name": dataset,
+        "protocol_hash": job.protocol_hash,
+        "settings_hash": job.hash,
+        "facts": facts_of(job),
+    }
+    name = folder_name(model, sampler, dataset, job.hash)
+    return track(
+        job.config["logger"],
+        name=name,
+        group=group,
+        job_type=dataset,
+        tags=[model, sampler],
+        config=config,
+        folder=home.path,
+    )
+
+
+def _mirror(tracker: Tracker, summary: dict[str, Any], rows: list[dict[str, Any]], home: RunFolder) -> None:
+    tracker.summary(summary)
+    tracker.table(rows)
+    names = ("samples.jsonl", "summary.json", "config.yaml", "environment.json")
+    tracker.files([home.path / name for name in names])
+
+
+def _labels(job: Job, rows: list[dict[str, Any]]) -> dict[str, Any]:
+    """What a summary says besides its figures."""
+    model, sampler, dataset = job.names
+    devices = sorted({f"{row['device']} {row['dtype']}" for row in rows})
+    return {
+        "model": model,
+        "sampler": sampler,
+        "dataset": dataset,
+        "method": job.config["sampler"]["method"] or sampler,
+        "trained_for": type(job.settings.sampler).trained_for,
+        "protocol_hash": job.protocol_hash,
+        "scorer": job.dataset.scorer,
+        "gen_length": job.settings.gen_length,
+        "max_rows": job.config["engine"]["max_rows"],
+        "hardware_key": " + ".join(devices),
+        "settings_hash": job.hash,
+        "settings": {
+            name: {"value": value, "source": job.settings.sources[name]} for name, value in job.settings.values.items()
+        },
+        "dropped": job.settings.dropped,
+    }
+
+
+def _write_config(home: RunFolder, job: Job) -> None:
+    """config.yaml (effective) and the sampler's source as run."""
+    import inspect
+
+    from omegaconf import OmegaConf
+
+    (home.path / "config.yaml").write_text(OmegaConf.to_yaml(OmegaConf.create(job.effective)))
+    (home.path / "sampler.py").write_text(inspect.getsource(sys.modules[type(job.settings.sampler).__module__]))
+
+
+def quiet_libraries() -> None:
+    """Keep other libraries' chatter off the user's screen; their warnings and errors stay."""
+    import logging
+    import warnings
+
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    for name in ("lightning", "lightning.pytorch", "lightning.fabric", "lightning.pytorch.utilities.rank_zero"):
+        logging.getLogger(name).setLevel(logging.WARNING)
+    warnings.filterwarnings("ignore", message=".*does not have many workers.*")
+    warnings.filterwarnings("ignore", message=".*treespec.*")
+    warnings.filterwarnings("ignore", message=".*dataloader_iter.*")
+
+

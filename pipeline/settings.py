@@ -1,0 +1,164 @@
+"""From options to a sampler: what each effective setting is, and where it came from."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import MISSING, dataclass, field, fields
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf
+
+from pipeline.errors import UserError
+from samplers import BlockDiffusionSampler, ModelFacts, Sampler
+
+LABELS = ("_target_", "name", "method")
+DERIVING = {"block_size", "num_blocks", "steps", "tokens_per_step"}  # options that settle the canvas's division
+
+
+@dataclass
+class Settings:
+    """A sampler ready to run.
+
+    Attributes:
+        sampler: the configured sampler.
+        gen_length: slots of the canvas.
+        values: every effective setting by name, as plain values.
+        sources: of each, ``option``, ``preset``, ``model``, ``protocol``, ``derived`` or ``default``.
+        dropped: options that were set and that this sampler does not use.
+    """
+
+    sampler: Sampler
+    gen_length: int
+    values: dict[str, Any]
+    sources: dict[str, str]
+    dropped: dict[str, Any] = field(default_factory=dict)
+
+
+def sampler_class(target: str) -> type[Sampler]:
+    """The class a sampler's YAML names.
+
+    Raises:
+        UserError: if it cannot be imported or is no sampler.
+    """
+    from hydra.utils import get_class
+
+    try:
+        found = get_class(target)
+    except Exception as error:  # hydra wraps whatever the user's module raises
+        raise UserError(f"sampler._target_={target} cannot be imported: {error}") from error
+    if not issubclass(found, Sampler):
+        raise UserError(f"sampler._target_={target} is not a subclass of samplers.Sampler")
+    return found
+
+
+def resolve(
+    node: DictConfig,
+    gen_length: int,
+    model: ModelFacts,
+    protocol_block: int | None,
+    overridden: Iterable[str] = (),
+    drop_unused: bool = False,
+) -> Settings:
+    """Configure the sampler for a canvas of ``gen_length`` slots.
+
+    Args:
+        node: the ``sampler`` part of the configuration.
+        protocol_block: block size published with the dataset's protocol.
+        overridden: names of the options given on the command line.
+        drop_unused: leave out options this sampler does not use (sweeps) instead of refusing them.
+
+    Raises:
+        UserError: for an option that is not used, out of range, or does not fit another.
+    """
+    cls = sampler_class(node._target_)
+    given = {k: v for k, v in OmegaConf.to_container(node, resolve=True).items() if v is not None and k not in LABELS}
+    known = cls.options() | (DERIVING if issubclass(cls, BlockDiffusionSampler) else set())
+    dropped = {name: value for name, value in given.items() if name not in known}
+    if dropped and not drop_unused:
+        name, value = next(iter(dropped.items()))
+        raise UserError(
+            f"sampler.{name}={value} is not used by sampler={node.name}: leave it out, its options are "
+            f"{', '.join(sorted(known))}"
+        )
+    values = {name: value for name, value in given.items() if name in known}
+    sources = {name: "option" if name in overridden else "preset" for name in values}
+    if issubclass(cls, BlockDiffusionSampler):
+        gen_length = _divide(values, sources, gen_length, model, protocol_block)
+    try:
+        cls.check(model)
+        sampler = cls(**values)
+    except (ValueError, TypeError) as error:
+        raise UserError(str(error)) from error
+    for entry in fields(cls):
+        sources.setdefault(entry.name, "default")
+    effective = {entry.name: getattr(sampler, entry.name) for entry in fields(cls)}
+    return Settings(sampler, gen_length, effective, sources, dropped)
+
+
+def _divide(
+    values: dict[str, Any], sources: dict[str, str], gen_length: int, model: ModelFacts, protocol_block: int | None
+) -> int:
+    """Settle block size and steps in place; returns the canvas."""
+    num_blocks = values.pop("num_blocks", None)
+    sources.pop("num_blocks", None)
+    if num_blocks is not None:
+        gen_length = _canvas_of(values, sources, num_blocks, gen_length)
+    if "block_size" not in values:
+        choices = {"model": model.trained_block, "protocol": protocol_block, "default": gen_length}
+        source = next(name for name, size in choices.items() if size)
+        values["block_size"], sources["block_size"] = choices[source], source
+    block_size = values["block_size"]
+    if block_size < 1 or gen_length % block_size:
+        raise UserError(
+            f"dataset.gen_length={gen_length} is not a multiple of sampler.block_size={block_size}: "
+            f"use {_multiples(gen_length, block_size)}"
+        )
+    _settle_steps(values, sources, gen_length, gen_length // block_size)
+    return gen_length
+
+
+def _canvas_of(values: dict[str, Any], sources: dict[str, str], num_blocks: int, gen_length: int) -> int:
+    """``num_blocks`` blocks of the given size set the canvas; without a size they divide it."""
+    if num_blocks < 1:
+        raise UserError(f"sampler.num_blocks={num_blocks} is out of range: use a whole number from 1 up")
+    if "block_size" in values:
+        return num_blocks * values["block_size"]
+    if gen_length % num_blocks:
+        raise UserError(
+            f"sampler.num_blocks={num_blocks} does not divide dataset.gen_length={gen_length}: "
+            f"use {_multiples(gen_length, num_blocks)} as gen_length"
+        )
+    values["block_size"], sources["block_size"] = gen_length // num_blocks, "derived"
+    return gen_length
+
+
+def _settle_steps(values: dict[str, Any], sources: dict[str, str], gen_length: int, num_blocks: int) -> None:
+    parallel = values.pop("tokens_per_step", None)
+    sources.pop("tokens_per_step", None)
+    if parallel is not None:
+        if "steps" in values:
+            raise UserError(
+                f"sampler.steps={values['steps']} and sampler.tokens_per_step={parallel} say the same thing twice: "
+                "use one of them"
+            )
+        if parallel < 1 or gen_length % parallel:
+            raise UserError(
+                f"sampler.tokens_per_step={parallel} does not divide dataset.gen_length={gen_length}: use a divisor"
+            )
+        values["steps"], sources["steps"] = gen_length // parallel, "derived"
+    if "steps" not in values:
+        values["steps"], sources["steps"] = gen_length, "default"
+    steps = values["steps"]
+    if steps < 1 or steps % num_blocks:
+        raise UserError(
+            f"sampler.steps={steps} does not divide evenly over {num_blocks} blocks of "
+            f"sampler.block_size={gen_length // num_blocks}: use {_multiples(steps, num_blocks)}"
+        )
+
+
+def _multiples(value: int, of: int) -> str:
+    """The nearest multiples below and above, as a phrase."""
+    if of < 1:
+        return "a block size from 1 up"
+    below = value // of * of
+    return f"{below} or {below + of}" if below else f"{below + of}"

@@ -1,0 +1,301 @@
+"""Sweeps: every job of ``-m`` checked, merged where the effective settings are equal, run, and compared at the end."""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+from collections.abc import Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from contextlib import redirect_stdout
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from hydra.core.plugins import Plugins
+from hydra.core.utils import JobReturn, JobStatus
+from hydra.plugins.launcher import Launcher
+from hydra.types import HydraContext, TaskFunction
+from omegaconf import DictConfig
+
+from pipeline.errors import UserError
+
+DEFAULT_SWEEP = "sweep"
+
+
+@dataclass
+class Planned:
+    """A job of a sweep before it runs.
+
+    Attributes:
+        cfg: its composed configuration.
+        overrides: the command line it stands for.
+        labels: names of model, sampler and dataset.
+        folder: where its rows go; None if it was refused.
+        error: why it was refused.
+        merged: further command lines with the same effective settings.
+        dropped: options given that its sampler does not use.
+    """
+
+    cfg: DictConfig
+    overrides: list[str]
+    labels: tuple[str, str, str]
+    folder: Path
+    error: str | None = None
+    merged: list[list[str]] = field(default_factory=list)
+    dropped: dict[str, Any] = field(default_factory=dict)
+    state: str = ""
+    summary: dict[str, Any] | None = None
+
+    @property
+    def command(self) -> list[str]:
+        """That runs this job alone, into its place in the sweep."""
+        return ["python", "-m", "pipeline", "-m", *self.overrides]
+
+
+def sweep_name(cfg: DictConfig) -> str:
+    """Folder of a sweep below the outputs: as given, or one for all that have no name."""
+    return cfg.sweep or DEFAULT_SWEEP
+
+
+def plan(configs: Sequence[tuple[DictConfig, list[str]]]) -> list[Planned]:
+    """Check every job and merge those that would give the same rows; refused ones stay, with their reason."""
+    from pipeline.cli import overridden_options
+    from pipeline.job import prepare
+    from pipeline.run import folder_of
+    from pipeline.runs import folder_name, settings_hash
+
+    planned: dict[Path, Planned] = {}
+    for cfg, overrides in configs:
+        labels = tuple(str(cfg[part].get("name")) for part in ("model", "sampler", "dataset"))
+        sweep, error, dropped = sweep_name(cfg), None, {}
+        try:
+            job = prepare(cfg, overridden_options(overrides), in_sweep=True)
+            folder, dropped = folder_of(job, sweep), job.settings.dropped
+        except (UserError, ValueError) as refused:
+            error = str(refused)
+            folder = Path(cfg.output_root) / sweep / folder_name(*labels, f"refused-{settings_hash(overrides)}")
+        if folder in planned:
+            planned[folder].merged.append(overrides)
+            planned[folder].dropped |= dropped
+        else:
+            planned[folder] = Planned(cfg, overrides, labels, folder, error, dropped=dropped)
+    return list(planned.values())
+
+
+def run_planned(cfg: DictConfig, overrides: list[str], folder: Path, command: list[str]) -> tuple[str, dict | None]:
+    """Run one job of a sweep; a failure is written into its folder and told as a state, never raised."""
+    from pipeline.cli import overridden_options
+    from pipeline.evaluation import Stopped
+    from pipeline.job import prepare
+    from pipeline.run import run_job
+    from pipeline.runs import RunFolder
+
+    before = RunFolder(folder).status()
+    try:
+        job = prepare(cfg, overridden_options(overrides), in_sweep=True)
+        summary = run_job(job, folder, command, sweep_name(cfg))
+    except Stopped:
+        raise
+    except Exception as error:
+        if isinstance(error, UserError) and not (folder / "status.json").exists():
+            RunFolder(folder).write_failure(error)
+        return f"failed: {last_line(error)}", None
+    return ("kept" if before and before["state"] == "done" else "done"), summary
+
+
+def last_line(error: BaseException) -> str:
+    """Type and message in one line; of our own errors the message only."""
+    if isinstance(error, UserError):
+        return str(error)
+    return traceback.format_exception_only(error)[-1].strip()
+
+
+class SerialLauncher(Launcher):
+    """Jobs one after the other, in this process; the model stays loaded while it is the same."""
+
+    # Hydra takes launchers from this namespace only; registering the class puts it there without a package of that name
+    __module__ = "hydra_plugins.blockdiff"
+
+    config: DictConfig
+    hydra_context: HydraContext
+    task_function: TaskFunction
+
+    def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
+        self.config, self.hydra_context, self.task_function = config, hydra_context, task_function
+
+    def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[JobReturn]:
+        from pipeline.evaluation import Stopped
+        from pipeline.run import quiet_libraries
+
+        quiet_libraries()
+        loader = self.hydra_context.config_loader
+        jobs = plan([(loader.load_sweep_config(self.config, list(given)), list(given)) for given in job_overrides])
+        runnable = [job for job in jobs if not job.error]
+        print(f"{len(job_overrides)} combinations, {len(jobs)} jobs after merging", flush=True)
+        for job in jobs:
+            if job.error:
+                _record_refusal(job)
+        try:
+            self.run_all(runnable)
+        except Stopped as stopped:
+            _close(jobs, job_overrides)
+            sys.exit(stopped.code)
+        failed = _close(jobs, job_overrides)
+        if failed:
+            sys.exit(1)
+        return [JobReturn(overrides=list(job.overrides), status=JobStatus.COMPLETED) for job in jobs]
+
+    def run_all(self, jobs: Sequence[Planned]) -> None:
+        for number, job in enumerate(jobs, start=1):
+            print(f"\n[{number}/{len(jobs)}] {' '.join(job.overrides)}", flush=True)
+            job.state, job.summary = run_planned(job.cfg, job.overrides, job.folder, job.command)
+            if job.summary is None:
+                print(f"{job.state}\ntraceback: {job.folder / 'status.json'}", flush=True)
+
+
+class LocalLauncher(SerialLauncher):
+    """Jobs side by side on this machine: one process a visible GPU, else ``workers`` processes on the CPU."""
+
+    __module__ = "hydra_plugins.blockdiff"
+
+    def __init__(self, workers: int | None = None) -> None:
+        self.workers = workers
+
+    def run_all(self, jobs: Sequence[Planned]) -> None:
+        import multiprocessing
+
+        import torch
+
+        gpus = torch.cuda.device_count()
+        workers = min(self.workers or gpus or max(1, (os.cpu_count() or 2) // 2), max(1, len(jobs)))
+        context = multiprocessing.get_context("spawn")
+        devices = context.Queue()
+        for number in range(workers):
+            devices.put(str(number % gpus) if gpus else "")
+        threads = max(1, (os.cpu_count() or 1) // workers)
+        pool = ProcessPoolExecutor(workers, context, initializer=_start_worker, initargs=(devices, threads, sys.path))
+        print(f"{len(jobs)} jobs on {workers} workers", flush=True)
+        futures = {pool.submit(_in_worker, j.cfg, j.overrides, j.folder, j.command): j for j in jobs}
+        try:
+            self._collect(futures)
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)
+
+    def _collect(self, futures: dict[Future, Planned]) -> None:
+        from pipeline.evaluation import Stopped, stopping_on_signals
+
+        waiting = set(futures)
+        with stopping_on_signals():
+            while waiting:
+                ended, waiting = wait(waiting, return_when=FIRST_COMPLETED)
+                for future in ended:
+                    job = futures[future]
+                    try:
+                        job.state, job.summary = future.result()
+                    except Stopped:
+                        raise
+                    except Exception as error:  # the worker died: out of memory, killed
+                        job.state = f"failed: the worker ended ({last_line(error)})"
+                    print(f"{job.state.split(':')[0]}: {' '.join(job.overrides)} → {job.folder}", flush=True)
+
+
+def _start_worker(devices: Any, threads: int, path: list[str]) -> None:
+    device = devices.get()
+    if device:
+        os.environ["CUDA_VISIBLE_DEVICES"] = device
+    sys.path[:] = path
+    import torch
+
+    from pipeline.run import quiet_libraries
+
+    torch.set_num_threads(threads)
+    quiet_libraries()
+
+
+def _in_worker(cfg: DictConfig, overrides: list[str], folder: Path, command: list[str]) -> tuple[str, dict | None]:
+    """Run a job with its print in ``log.txt`` of its folder."""
+    from pipeline.evaluation import Stopped
+
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / "log.txt").open("a") as log, redirect_stdout(log):
+        try:
+            return run_planned(cfg, overrides, folder, command)
+        except Stopped as stopped:
+            return stopped.state, None
+
+
+def _record_refusal(job: Planned) -> None:
+    from pipeline.runs import RunFolder
+
+    job.state = f"refused: {job.error}"
+    RunFolder(job.folder).write_failure(UserError(job.error or ""))
+
+
+def _close(jobs: Sequence[Planned], job_overrides: Sequence[Sequence[str]]) -> int:
+    """Write points.csv, print the comparison and what was dropped and merged; returns how many jobs failed."""
+    from pipeline.points import write_points
+    from pipeline.table import print_sweep
+
+    home = jobs[0].folder.parent
+    varied = _varied([list(given) for given in job_overrides])
+    entries = [_entry(job, varied) for job in jobs]
+    failed = [job for job in jobs if job.state.startswith(("failed", "refused"))]
+    points = write_points(home)
+    print()
+    print_sweep(entries, [*_notes(jobs), *_failures(failed), f"points: {points}"])
+    return len(failed)
+
+
+def _entry(job: Planned, varied: set[str]) -> dict[str, Any]:
+    model, sampler, dataset = job.labels
+    shown = [o for o in job.overrides if o.split("=")[0] in varied and o.split("=")[0].removeprefix("sampler.") not in job.dropped]
+    state = job.state.split(":")[0] or "not run"
+    return {
+        "model": model,
+        "sampler": sampler,
+        "dataset": dataset,
+        "varied": " ".join(o.removeprefix("sampler.") for o in shown),
+        "state": state,
+        "summary": job.summary,
+    }
+
+
+def _varied(commands: Sequence[Sequence[str]]) -> set[str]:
+    """Keys that differ between jobs, besides the three names that have columns of their own."""
+    values: dict[str, set[str]] = {}
+    for command in commands:
+        for override in command:
+            key, _, value = override.partition("=")
+            values.setdefault(key, set()).add(value)
+    return {key for key, seen in values.items() if len(seen) > 1} - {"model", "sampler", "dataset"}
+
+
+def _notes(jobs: Sequence[Planned]) -> list[str]:
+    """What was dropped, by sampler, and how many combinations were merged."""
+    notes = []
+    for sampler in dict.fromkeys(job.labels[1] for job in jobs):
+        dropped = sorted({name for job in jobs if job.labels[1] == sampler for name in job.dropped})
+        if dropped:
+            names = ", ".join(f"sampler.{name}" for name in dropped)
+            notes.append(f"dropped: {names} (sampler={sampler} does not use {'it' if len(dropped) == 1 else 'them'})")
+    for job in jobs:
+        if job.merged:
+            also = "; ".join(" ".join(overrides) for overrides in job.merged)
+            notes.append(f"merged: {' '.join(job.overrides)} also stands for {also}")
+    return notes
+
+
+def _failures(failed: Sequence[Planned]) -> list[str]:
+    return [f"{job.state} [{' '.join(job.overrides)}] → {job.folder / 'status.json'}" for job in failed]
+
+
+LAUNCHERS: dict[str, type[Launcher]] = {"serial": SerialLauncher, "local": LocalLauncher}
+
+
+def register_launchers() -> None:
+    """Make the launchers of ``conf/hydra/launcher`` known to Hydra."""
+    for launcher in LAUNCHERS.values():
+        Plugins.instance().register(launcher)
+
+

@@ -1,0 +1,133 @@
+"""What a run prints."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from pipeline.job import Job
+
+Summary = dict[str, Any]
+
+# (label, figure, its interval's stem or None, digits); a figure that is null is left out
+FIGURES = (
+    ("accuracy", "accuracy", "accuracy", 3),
+    ("tokens per forward", "tokens_per_forward", "tokens_per_forward", 2),
+    ("forwards a sample (nfe)", "nfe_mean", None, 1),
+    ("… after the end token", "nfe_post_eos_mean", None, 1),
+    ("slots run a sample (token forwards)", "token_forwards_mean", None, 0),
+    ("answer tokens a sample", "tokens_mean", None, 1),
+    ("revised tokens a sample", "revised_tokens_mean", None, 2),
+    ("no answer found", "no_answer_rate", None, 3),
+    ("truncated", "truncated_rate", None, 3),
+    ("too long for the model", "too_long_rate", None, 3),
+    ("failed", "failed_rate", None, 3),
+    ("left to right (Kendall τ)", "order_kendall_tau", None, 2),
+    ("tokens per second", "tokens_per_second", None, 0),
+    ("tokens per second, one row", "tokens_per_second_batch1", None, 0),
+    ("latency, median (s)", "latency_p50_seconds", None, 3),
+    ("decoding time / time in the model", "overhead", None, 2),
+    ("peak memory (GiB)", "memory_peak_gib", None, 2),
+)
+SHOWN_IF_POSITIVE = ("revised_tokens_mean", "too_long_rate", "failed_rate", "nfe_post_eos_mean")
+
+
+def console() -> Console:
+    """Plain and wide enough for a log when the output is no terminal."""
+    made = Console()
+    return made if made.is_terminal else Console(width=120)
+
+
+def print_notices(job: Job, folder: Path, kept: int) -> None:
+    """What the user should know before decoding starts."""
+    out = console()
+    model, sampler, dataset = job.names
+    out.print(f"{sampler} on {model}, {len(job.samples)} samples of {dataset} → {folder}", highlight=False)
+    if job.description.notice:
+        out.print(f"note: {job.description.notice}", highlight=False)
+    if kept:
+        out.print(f"continuing: {kept} of {len(job.samples)} samples are there already", highlight=False)
+    trained_for = type(job.settings.sampler).trained_for
+    if trained_for:
+        out.print(f"note: sampler={sampler} presumes a model {trained_for}", highlight=False)
+    if job.settings.dropped:
+        out.print(f"not used by sampler={sampler}, dropped: {_pairs(job.settings.dropped)}", highlight=False)
+
+
+def print_summary(summary: Summary, job: Job, folder: Path | None = None, tracked: str | None = None) -> None:
+    """The closing table: figures with 95 % intervals, and the effective settings with where each came from."""
+    out = console()
+    table = Table(title=_title(summary), title_justify="left")
+    table.add_column("figure")
+    table.add_column("value", justify="right")
+    table.add_column("95 % interval")
+    for label, name, interval, digits in FIGURES:
+        value = summary.get(name)
+        if value is not None and not (name in SHOWN_IF_POSITIVE and value == 0):
+            table.add_row(label, f"{value:.{digits}f}", _interval(summary, interval, digits))
+    out.print(table)
+    if summary.get("accuracy") is None:
+        out.print("accuracy: not scored, the samples carry no reference answer", highlight=False)
+    out.print(f"settings: {settings_line(summary)}", highlight=False)
+    if summary.get("mixed_hardware"):
+        out.print("mixed hardware: rows differ in device, dtype, versions or max_rows; no tokens per second")
+    if not summary["complete"]:
+        out.print(f"incomplete: {summary['samples']} of {summary['samples_expected']} samples", highlight=False)
+    for what, place in (("rows", folder and folder / "samples.jsonl"), ("W&B", tracked)):
+        if place:
+            out.print(f"{what}: {place}", highlight=False, soft_wrap=True)
+
+
+def settings_line(summary: Summary) -> str:
+    """``threshold=0.9 (preset), steps=32 (default), …``"""
+    shown = {"gen_length": {"value": summary["gen_length"], "source": "protocol"}, **summary["settings"]}
+    parts = [f"{name}={entry['value']} ({entry['source']})" for name, entry in shown.items()]
+    return ", ".join(part for part in parts if "=None " not in part)
+
+
+def _title(summary: Summary) -> str:
+    names = f"{summary['method']} on {summary['model']}, {summary['dataset']}"
+    return f"{names}, {summary['samples']} samples, {summary['hardware_key']}, {summary['max_rows']} rows in flight"
+
+
+def _interval(summary: Summary, stem: str | None, digits: int) -> str:
+    low, high = (summary.get(f"{stem}_low"), summary.get(f"{stem}_high")) if stem else (None, None)
+    return "" if low is None or high is None else f"[{low:.{digits}f}, {high:.{digits}f}]"
+
+
+def _pairs(values: dict[str, Any]) -> str:
+    return ", ".join(f"{name}={value}" for name, value in values.items())
+
+
+def print_sweep(entries: Sequence[dict[str, Any]], notes: Sequence[str]) -> None:
+    """One line a job of a sweep, then what was dropped and merged."""
+    out = console()
+    table = Table(title=f"{len(entries)} jobs", title_justify="left")
+    for name, justify in (("model", "left"), ("sampler", "left"), ("dataset", "left"), ("settings", "left")):
+        table.add_column(name, justify=justify)  # type: ignore[arg-type]
+    for name in ("accuracy", "95 % interval", "tokens per forward", "nfe", "state"):
+        table.add_column(name, justify="right")
+    for entry in entries:
+        summary = entry["summary"] or {}
+        table.add_row(
+            entry["model"],
+            entry["sampler"],
+            entry["dataset"],
+            entry["varied"],
+            _number(summary.get("accuracy"), 3),
+            _interval(summary, "accuracy", 3),
+            _number(summary.get("tokens_per_forward"), 2),
+            _number(summary.get("nfe_mean"), 1),
+            entry["state"],
+        )
+    out.print(table)
+    for note in notes:
+        out.print(note, highlight=False, soft_wrap=True)
+
+
+def _number(value: float | None, digits: int) -> str:
+    return "" if value is None else f"{value:.{digits}f}"

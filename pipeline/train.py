@@ -1,0 +1,190 @@
+"""Train the tiny models from scratch: ``python -m pipeline.train recipe=tiny`` (or ``recipe=tiny_ar``).
+
+The folder ``outputs/train/<run>`` holds the checkpoint, the loss curve and, at the end, a model folder that
+``model=tiny model.path=…`` decodes with. The same command continues an interrupted training and gives the same weights.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import time
+from pathlib import Path
+from typing import Any
+
+import hydra
+import lightning
+import torch
+from omegaconf import DictConfig, OmegaConf
+from torch import nn
+from torch.utils.data import DataLoader, Dataset
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+from pipeline.data.arithmetic import LEVELS, Problem, make_problem, words
+from pipeline.tokenizer import build_tokenizer
+
+STEPS_AN_EPOCH = 50  # an "epoch" is the stretch between two checkpoints
+SHORTEST_CANVAS, LONGEST_CANVAS = 26, 38  # the longest answer (four operations) takes 25 tokens and its end token
+IGNORE = -100  # cross-entropy skips targets of this value
+
+
+class Batches(Dataset):
+    """Fresh problems for every step. Item ``i`` depends only on (seed, epoch, i), so a resumed run sees what it would have.
+
+    An item is (inputs, targets), both (B, T): the chat prompt, the answer, and end tokens up to a common length;
+    targets are ``IGNORE`` wherever nothing is to be learnt.
+    """
+
+    def __init__(self, recipe: DictConfig, tokenizer: PreTrainedTokenizerFast, seed: int, epoch: int) -> None:
+        self.recipe, self.tokenizer, self.seed, self.epoch = recipe, tokenizer, seed, epoch
+
+    def __len__(self) -> int:
+        return STEPS_AN_EPOCH
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
+        rng = random.Random(f"{self.seed}-{self.epoch}-{index}")
+        problems = [self._problem(rng) for _ in range(self.recipe.batch_size)]
+        chats = [[{"role": "user", "content": p.question}] for p in problems]
+        prompts = self.tokenizer.apply_chat_template(chats, add_generation_prompt=True, return_dict=False)
+        answers = self.tokenizer([p.answer for p in problems]).input_ids
+        canvas = rng.randint(SHORTEST_CANVAS, LONGEST_CANVAS)
+        ids = torch.full((len(problems), max(map(len, prompts)) + canvas), self.tokenizer.eos_token_id)
+        answered = torch.zeros_like(ids, dtype=torch.bool)
+        ended = torch.zeros_like(answered)
+        for row, (prompt, answer) in enumerate(zip(prompts, answers, strict=True)):
+            end = len(prompt) + len(answer)
+            ids[row, :end] = torch.tensor(prompt + answer)
+            answered[row, len(prompt) :] = True
+            ended[row, end + 1 :] = True
+        if self.recipe.objective == "causal":
+            return self._causal(ids, answered & ~ended)
+        return self._masked(ids, answered, torch.Generator().manual_seed(rng.getrandbits(63)))
+
+    def _problem(self, rng: random.Random) -> Problem:
+        while True:
+            problem = make_problem(rng.choices(LEVELS, self.recipe.level_weights)[0], rng)
+            if problem.split == "train":
+                return problem
+
+    def _causal(self, ids: torch.Tensor, learnt: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Each row predicts the next token of the answer, its first end token included."""
+        return ids[:, :-1], ids.masked_fill(~learnt, IGNORE)[:, 1:]
+
+    def _masked(
+        self, ids: torch.Tensor, answered: torch.Tensor, noise: torch.Generator
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Each answer token (filler end tokens too, as LLaDA does) is masked with its row's probability t ~ U(0, 1)."""
+        t = torch.rand(ids.shape[0], 1, generator=noise)
+        masked = answered & (torch.rand(ids.shape, generator=noise) < t)
+        inputs = ids.masked_fill(masked, self.tokenizer.mask_token_id)
+        return inputs, ids.masked_fill(~masked, IGNORE)
+
+
+class Training(lightning.LightningModule):
+    """Cross-entropy on the wanted tokens; Muon for the layers' matrices and AdamW for the rest, both warmed up and decayed."""
+
+    def __init__(self, recipe: DictConfig, seed: int, tokenizer: PreTrainedTokenizerFast, curve: Path) -> None:
+        super().__init__()
+        self.automatic_optimization = False
+        self.recipe, self.seed, self.tokenizer, self.curve = recipe, seed, tokenizer, curve
+        self.model = build_model(recipe, tokenizer)
+
+    def train_dataloader(self) -> DataLoader:
+        return DataLoader(Batches(self.recipe, self.tokenizer, self.seed, self.current_epoch), batch_size=None)
+
+    def configure_optimizers(self) -> list[torch.optim.Optimizer]:
+        matrices = [p for p in self.model.model.layers.parameters() if p.ndim == 2]
+        taken = {id(p) for p in matrices}
+        others = [p for p in self.model.parameters() if id(p) not in taken]
+        return [
+            torch.optim.Muon(matrices, lr=self.recipe.matrix_lr, weight_decay=0.01, momentum=0.95),
+            torch.optim.AdamW(others, lr=self.recipe.lr, weight_decay=0.01, betas=(0.9, 0.98)),
+        ]
+
+    def training_step(self, batch: tuple[torch.Tensor, torch.Tensor], batch_idx: int) -> None:
+        inputs, targets = batch
+        hidden = self.model.model(input_ids=inputs, use_cache=False).last_hidden_state
+        wanted = targets != IGNORE
+        loss = nn.functional.cross_entropy(self.model.lm_head(hidden[wanted]), targets[wanted])
+        optimizers = self.optimizers()
+        for optimizer in optimizers:
+            optimizer.zero_grad()
+        self.manual_backward(loss)
+        nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
+        scale = learning_rate_scale(self.current_epoch * STEPS_AN_EPOCH + batch_idx, self.recipe)
+        for optimizer, rate in zip(optimizers, (self.recipe.matrix_lr, self.recipe.lr), strict=True):
+            for group in optimizer.param_groups:
+                group["lr"] = rate * scale
+            optimizer.step()
+        self.log("loss", loss, prog_bar=True, on_step=True, on_epoch=True, batch_size=len(inputs))
+
+    def on_train_epoch_end(self) -> None:
+        loss = float(self.trainer.callback_metrics["loss_epoch"])
+        with self.curve.open("a") as file:
+            file.write(json.dumps({"step": (self.current_epoch + 1) * STEPS_AN_EPOCH, "loss": round(loss, 5)}) + "\n")
+
+
+def learning_rate_scale(step: int, recipe: DictConfig) -> float:
+    """Linear warm-up, a plateau, then a linear fall to zero over the last ``decay`` share of the steps."""
+    warm = min(1.0, (step + 1) / recipe.warmup)
+    return min(warm, (recipe.steps - step) / (recipe.steps * recipe.decay))
+
+
+def build_model(recipe: DictConfig, tokenizer: PreTrainedTokenizerFast) -> LlamaForCausalLM:
+    """A native Llama network; ``is_causal=False`` in its configuration makes the attention full."""
+    masked = recipe.objective == "masked"
+    config = LlamaConfig(
+        vocab_size=len(tokenizer),
+        hidden_size=recipe.hidden_size,
+        intermediate_size=recipe.intermediate_size,
+        num_hidden_layers=recipe.layers,
+        num_attention_heads=recipe.heads,
+        max_position_embeddings=1024,
+        bos_token_id=None,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.eos_token_id,
+        attn_implementation="sdpa",
+    )
+    config.is_causal = not masked
+    if masked:
+        config.mask_token_id = tokenizer.mask_token_id
+    model = LlamaForCausalLM(config)
+    for layer in model.model.layers:
+        layer.self_attn.is_causal = not masked
+    return model
+
+
+@hydra.main(version_base="1.3", config_path="../conf", config_name="train")
+def main(cfg: DictConfig) -> None:
+    folder = Path(hydra.core.hydra_config.HydraConfig.get().runtime.output_dir)
+    recipe = cfg.recipe
+    if recipe.steps % STEPS_AN_EPOCH:
+        raise ValueError(f"recipe.steps={recipe.steps} is not a multiple of {STEPS_AN_EPOCH}")
+    lightning.seed_everything(cfg.seed, verbose=False)
+    tokenizer = build_tokenizer(words())
+    training = Training(recipe, cfg.seed, tokenizer, folder / "loss.jsonl")
+    last = folder / "last.ckpt"
+    keep = lightning.pytorch.callbacks.ModelCheckpoint(folder, save_top_k=0, save_last=True, every_n_epochs=1)
+    trainer = lightning.Trainer(
+        default_root_dir=folder,
+        max_epochs=recipe.steps // STEPS_AN_EPOCH,
+        callbacks=[keep, lightning.pytorch.callbacks.RichProgressBar()],
+        reload_dataloaders_every_n_epochs=1,
+        log_every_n_steps=STEPS_AN_EPOCH,
+        logger=False,
+    )
+    began = time.time()
+    trainer.fit(training, ckpt_path=str(last) if last.exists() else None, weights_only=True)
+    export(training, folder / "model", {"seconds": round(time.time() - began), "config": OmegaConf.to_container(cfg)})
+
+
+def export(training: Training, folder: Path, record: dict[str, Any]) -> None:
+    """Write an ordinary model folder (safetensors, configuration, tokenizer) and what made it."""
+    training.model.save_pretrained(folder)
+    training.tokenizer.save_pretrained(folder)
+    record["parameters"] = sum(p.numel() for p in training.model.parameters())
+    (folder / "training.json").write_text(json.dumps(record, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,155 @@
+"""The base of all samplers: a frozen record of settings whose `decode` is a generator over one sequence."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import ClassVar
+
+from samplers.cache import CACHES, CachePolicy
+from samplers.forward import Forward, Law, Prediction
+from samplers.rules import ORDERS, due
+from samplers.state import DecodeState, ModelFacts
+
+Decoding = Generator[Forward, Prediction, None]
+EOS_CHOICES = ("allow", "last", "never")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sampler(ABC):
+    """Settings every method shares; the fields of a subclass are the options it uses.
+
+    Attributes:
+        temperature, top_k, top_p: see `Law`.
+        eos: end tokens may be drawn (``allow``), drawn but committed last (``last``) or never drawn (``never``).
+    """
+
+    method_name: ClassVar[str]
+    attentions: ClassVar[frozenset[str]]  # patterns it can work with; any one will do
+    trained_for: ClassVar[str | None] = None
+
+    temperature: float = 0.0
+    top_p: float | None = None
+    top_k: int | None = None
+    eos: str = "allow"
+
+    def __post_init__(self) -> None:
+        _refuse_unless(self.temperature >= 0, "temperature", self.temperature, "a number from 0 up")
+        _refuse_unless(self.top_p is None or 0 < self.top_p <= 1, "top_p", self.top_p, "above 0 and at most 1")
+        _refuse_unless(self.top_k is None or self.top_k >= 1, "top_k", self.top_k, "a whole number from 1 up")
+        _refuse_unless(self.eos in EOS_CHOICES, "eos", self.eos, f"one of {', '.join(EOS_CHOICES)}")
+
+    @classmethod
+    def options(cls) -> frozenset[str]:
+        """Names of the options this method uses."""
+        return frozenset(field.name for field in fields(cls))
+
+    @classmethod
+    def check(cls, model: ModelFacts) -> None:
+        """Refuse a model this method cannot decode.
+
+        Raises:
+            ValueError: naming both sides.
+        """
+        if not cls.attentions & model.attentions:
+            raise ValueError(
+                f"sampler={cls.method_name} needs {' or '.join(sorted(cls.attentions))} attention, "
+                f"which the model does not serve (it serves {', '.join(sorted(model.attentions))})"
+            )
+
+    @abstractmethod
+    def decode(self, state: DecodeState) -> Decoding:
+        """Decode one sequence in place: yield what the model shall run, receive what it said."""
+
+    def law(self, state: DecodeState) -> Law:
+        """How tokens are drawn."""
+        ends = tuple(sorted(state.model.end_ids))
+        return Law(
+            temperature=self.temperature,
+            top_k=self.top_k,
+            top_p=self.top_p,
+            banned=ends if self.eos == "never" else (),
+            unsure=ends if self.eos == "last" else (),
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class BlockDiffusionSampler(Sampler):
+    """Blocks left to right, steps inside a block; a subclass normally writes `update_state` only.
+
+    Attributes:
+        block_size: slots of a block.
+        steps: total denoising steps over the canvas, shared evenly by the blocks.
+        order: which undecided slot goes first, see `samplers.rules.ORDERS`.
+        cache: name of a cache policy.
+        early_stop: stop after a block once an end token is final. Off in the published LLaDA and Fast-dLLM.
+    """
+
+    attentions: ClassVar[frozenset[str]] = frozenset({"full", "blocks"})
+
+    block_size: int
+    steps: int
+    order: str = "probability"
+    cache: str = "none"
+    early_stop: bool = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _refuse_unless(self.block_size >= 1, "block_size", self.block_size, "a whole number from 1 up")
+        _refuse_unless(self.steps >= 1, "steps", self.steps, "a whole number from 1 up")
+        _refuse_unless(self.order in ORDERS, "order", self.order, f"one of {', '.join(ORDERS)}")
+        _refuse_unless(self.cache in CACHES, "cache", self.cache, f"one of {', '.join(CACHES)}")
+
+    @classmethod
+    def check(cls, model: ModelFacts) -> None:
+        super().check(model)
+        if model.mask_id is None:
+            raise ValueError(
+                f"sampler={cls.method_name} fills mask tokens, which an autoregressive model does not have: "
+                "use sampler=autoregressive, or a diffusion model"
+            )
+
+    def decode(self, state: DecodeState) -> Decoding:
+        policy: CachePolicy = CACHES[self.cache]
+        law, ask = self.law(state), self.statistics()
+        yield from policy.prefill(state)
+        for block in state.blocks(self.block_size):
+            for step in range(self.steps_per_block(state)):
+                if self.finished(state, block):
+                    break
+                forward = policy.forward(state, block, step, self.wanted(state, block))
+                prediction = yield replace(forward, law=law, ask=ask, draw=state.forwards)
+                self.update_state(state, prediction, step)
+            yield from policy.commit(state, block)
+            if self.early_stop and state.ended(block.stop):
+                return
+
+    @abstractmethod
+    def update_state(self, state: DecodeState, prediction: Prediction, step: int) -> None:
+        """Commit (or take back) slots in the light of a prediction; ``step`` counts from 0 inside the block."""
+
+    def wanted(self, state: DecodeState, block: range) -> Sequence[int]:
+        """Slots whose prediction a step reads: the block's undecided ones."""
+        return state.masked_in(block)
+
+    def finished(self, state: DecodeState, block: range) -> bool:
+        """Whether a block needs no further step: no mask is left."""
+        return not any(state.mask[block.start : block.stop])
+
+    def statistics(self) -> frozenset[str]:
+        """What `order` needs to hear besides token and confidence."""
+        return frozenset({self.order}) & {"margin", "entropy"}
+
+    def steps_per_block(self, state: DecodeState) -> int:
+        """The block's share of `steps`."""
+        return self.steps * self.block_size // len(state.canvas)
+
+    def quota(self, state: DecodeState, undecided: int, step: int) -> int:
+        """Tokens this step must commit for the block to be done within its steps."""
+        return due(undecided, self.steps_per_block(state) - step)
+
+
+def _refuse_unless(right: bool, option: str, value: object, would_be_right: str) -> None:
+    if not right:
+        raise ValueError(f"sampler.{option}={value} is out of range: use {would_be_right}")

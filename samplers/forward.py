@@ -1,0 +1,107 @@
+"""What a sampler asks of the model (`Forward`) and what it hears back (`Prediction`). Plain Python, no tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class Kind(StrEnum):
+    """What a forward is for; the engine counts by it. `PREFILL` is set by the engine, never by a sampler."""
+
+    PREFILL = "prefill"
+    DENOISE = "denoise"
+    REFRESH = "refresh"
+    COMMIT = "commit"
+    VERIFY = "verify"
+
+
+class Role(StrEnum):
+    TARGET = "target"
+    DRAFT = "draft"
+
+
+@dataclass(frozen=True, slots=True)
+class Attend:
+    """Which slots of the window a slot of the window may see; the context is always visible.
+
+    `pattern` is ``full``, ``causal`` or ``blocks``. For ``blocks`` a slot sees its own block and those before it: block
+    edges lie at ``first``, ``first + size``, …, and whatever precedes ``first`` is one block.
+    """
+
+    pattern: str
+    first: int = 0
+    size: int = 0
+
+
+FULL, CAUSAL = Attend("full"), Attend("causal")
+
+
+@dataclass(frozen=True, slots=True)
+class Law:
+    """How a token is drawn from the logits of a slot.
+
+    The order is fixed: banned ids are removed, then `temperature`, `top_k`, `top_p` (smallest set whose mass reaches
+    it), then an inverse-CDF draw with one uniform per (seed, sample, slot, draw); temperature 0 takes the argmax.
+    The *confidence* is the probability of the token under the raw softmax, untempered and unfiltered as in LLaDA
+    (specs: arXiv 2502.09992, reference code). `banned` ids are also out of that softmax, ids in `unsure` are out of
+    it only: they may be drawn, with confidence 0. The mask id is never drawn, whatever the law.
+    """
+
+    temperature: float = 0.0
+    top_k: int | None = None
+    top_p: float | None = None
+    banned: tuple[int, ...] = ()
+    unsure: tuple[int, ...] = ()
+
+
+GREEDY = Law()
+
+
+@dataclass(frozen=True, slots=True)
+class Forward:
+    """One run of the model on a window of slots; slots are absolute positions, the prompt included.
+
+    Attributes:
+        window: slots run; their ids come from the state.
+        want: slots whose token is asked; the row of logits read is ``slot - shift`` and must lie in the window.
+        context: cached slots visible besides the window.
+        store: whether the window's keys and values enter the cache, at their slots.
+        attend: visibility inside the window; None is the model's own pattern.
+        law: how tokens are drawn; `draw` numbers the draws of this sequence.
+        ask: further statistics of the wanted slots, out of ``margin`` and ``entropy``.
+        kind, role: see "Counting" in docs/design.md.
+    """
+
+    window: range
+    want: Sequence[int] = ()
+    context: range = range(0)
+    store: bool = False
+    attend: Attend | None = None
+    law: Law = GREEDY
+    draw: int = 0
+    ask: frozenset[str] = frozenset()
+    kind: Kind = Kind.DENOISE
+    role: Role = Role.TARGET
+
+
+@dataclass(slots=True)
+class Prediction:
+    """What the model said of the wanted slots, keyed by slot.
+
+    Attributes:
+        positions: the wanted slots, in the order asked.
+        token: drawn id.
+        confidence: probability of that id, 0..1 (see `Law`), computed in float32 or better.
+        margin: probability of the best minus that of the second best, if asked.
+        entropy: of the raw softmax, in nats, if asked.
+        finite: False if a logit read was not a number or infinite; the engine then fails the sample.
+    """
+
+    positions: Sequence[int]
+    token: dict[int, int]
+    confidence: dict[int, float]
+    margin: dict[int, float] | None = None
+    entropy: dict[int, float] | None = None
+    finite: bool = True

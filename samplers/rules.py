@@ -1,0 +1,45 @@
+"""Small pure rules that several samplers share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from samplers.forward import Prediction
+from samplers.state import DecodeState
+
+Score = Callable[[DecodeState, Prediction, int], float]
+
+
+def _margin(state: DecodeState, prediction: Prediction, slot: int) -> float:
+    assert prediction.margin is not None
+    return prediction.margin[slot]
+
+
+def _negative_entropy(state: DecodeState, prediction: Prediction, slot: int) -> float:
+    assert prediction.entropy is not None
+    return -prediction.entropy[slot]
+
+
+# which undecided slot goes first: the one with the largest score
+ORDERS: dict[str, Score] = {
+    "probability": lambda state, prediction, slot: prediction.confidence[slot],
+    "margin": _margin,
+    "entropy": _negative_entropy,
+    "random": lambda state, prediction, slot: state.uniform(slot, -1 - state.forwards),  # apart from the token draws
+    "left_to_right": lambda state, prediction, slot: -float(slot),
+}
+
+
+def surest(slots: Sequence[int], score: Callable[[int], float], count: int) -> list[int]:
+    """The ``count`` slots of the largest score; ties go to the lowest slot. ``slots`` ascend."""
+    if count == 1 and slots:
+        return [max(slots, key=score)]
+    return sorted(slots, key=score, reverse=True)[:count]  # Python's sort keeps equal ones in order, reversed too
+
+
+def due(undecided: int, steps_left: int) -> int:
+    """Tokens to commit now so that ``undecided`` slots are spread evenly over ``steps_left`` steps, the larger shares first.
+
+    Repeated, it gives LLaDA's quota list ``m // s + (j < m % s)`` (arXiv 2502.09992, reference `get_num_transfer_tokens`).
+    """
+    return -(-undecided // steps_left)

@@ -1,0 +1,215 @@
+"""Weights & Biases offline: one run a job, failed when the job failed, and nothing in it that is nobody's business."""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from pipeline.errors import UserError
+from pipeline.tracking import choose_mode, public, track
+
+pytest.importorskip("wandb")
+LOGGER = {"kind": "wandb", "project": "blockdiff", "entity": None, "group": None, "mode": None, "table_rows": 2}
+BLOCK, HEADER = 32_768, 7
+
+
+@pytest.fixture(autouse=True)
+def no_key_and_no_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("WANDB_API_KEY", "WANDB_IDENTITY_TOKEN_FILE", "WANDB_MODE", "WANDB_BASE_URL", "RANK", "LOCAL_RANK"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("WANDB_DATA_DIR", str(tmp_path / "data"))
+    monkeypatch.setenv("WANDB_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.chdir(tmp_path)
+
+
+def run_folders(root: Path) -> list[Path]:
+    return sorted(path for path in root.rglob("offline-run-*") if path.is_dir())
+
+
+def records(folder: Path) -> Iterator[Any]:
+    """The records of an offline run's file: LevelDB's log format, a record in chunks of at most one block."""
+    from wandb.proto.wandb_internal_pb2 import Record
+
+    data = next(folder.glob("run-*.wandb")).read_bytes()
+    position, body = HEADER, b""
+    while position + HEADER <= len(data):
+        if BLOCK - position % BLOCK < HEADER:
+            position += BLOCK - position % BLOCK
+            continue
+        size, kind = int.from_bytes(data[position + 4 : position + 6], "little"), data[position + 6]
+        if position + HEADER + size > len(data):
+            return  # still being written
+        body += data[position + HEADER : position + HEADER + size]
+        position += HEADER + size
+        if kind in (1, 4):  # whole, or the last chunk
+            record = Record()
+            record.ParseFromString(body)
+            yield record
+            body = b""
+
+
+def stored(folder: Path) -> SimpleNamespace:
+    """What W&B has kept of a run, once its service, a process of its own, has written the end of it."""
+    deadline = time.monotonic() + 20
+    while (found := read(folder)).exit_code is None and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return found
+
+
+def read(folder: Path) -> SimpleNamespace:
+    """Name, group, config, summary, exit code, … of a run, as far as they are in its file."""
+    found = SimpleNamespace(config={}, summary={}, exit_code=None, artifacts=[])
+    for record in records(folder):
+        if record.HasField("run"):
+            found.name, found.group, found.job_type = record.run.display_name, record.run.run_group, record.run.job_type
+            found.id, found.tags, found.project = record.run.run_id, list(record.run.tags), record.run.project
+            found.config |= {item.key: json.loads(item.value_json) for item in record.run.config.update}
+        for item in record.summary.update if record.HasField("summary") else ():
+            found.summary[item.key or ".".join(item.nested_key)] = json.loads(item.value_json)
+        if record.HasField("exit"):
+            found.exit_code = record.exit.exit_code
+        if record.HasField("artifact"):
+            found.artifacts.append(record.artifact)
+    return found
+
+
+def test_every_job_has_its_own_run_and_a_failed_one_does_not_touch_the_next(tmp_path: Path) -> None:
+    for x in (1, 2, 3):  # WBD-01
+        try:
+            with track(LOGGER, name=f"r{x}", config={"x": x}, folder=tmp_path / f"job{x}") as tracker:
+                tracker.summary({"accuracy": x / 10})
+                if x == 2:
+                    raise RuntimeError("job 2 breaks")
+        except RuntimeError as error:
+            assert (x, str(error)) == (2, "job 2 breaks")
+    runs = [stored(folder) for folder in run_folders(tmp_path)]
+    assert len(runs) == 3 and len({run.id for run in runs}) == 3
+    assert [run.name for run in runs] == ["r1", "r2", "r3"]
+    assert [run.config["x"] for run in runs] == [1, 2, 3]
+    assert [run.exit_code for run in runs] == [0, 1, 0]
+    assert [run.summary["accuracy"] for run in runs] == [0.1, 0.2, 0.3]
+    assert [len(run_folders(tmp_path / f"job{x}")) for x in (1, 2, 3)] == [1, 1, 1]
+
+
+def test_the_stored_config_is_plain_and_resolved(tmp_path: Path) -> None:
+    from omegaconf import OmegaConf
+
+    config = OmegaConf.create({"root": "data", "x": 1, "path": "${root}/run", "nested": {"name": "${x}-run"}})  # WBD-03
+    plain = OmegaConf.to_container(config, resolve=True)
+    with track(LOGGER, name="r", config=plain, folder=tmp_path):
+        pass
+    kept = stored(run_folders(tmp_path)[0]).config
+    assert {key: kept[key] for key in plain} == plain
+    assert kept["path"] == "data/run" and kept["nested"]["name"] == "1-run"
+
+
+def test_labels_sort_runs_in_the_interface(tmp_path: Path) -> None:
+    labels = {"group": "my-sweep", "job_type": "gsm8k", "tags": ["toy", "threshold", ""]}
+    with track({**LOGGER, "project": "mine"}, name="r", config={}, folder=tmp_path, **labels) as tracker:
+        assert tracker.location and Path(tracker.location).is_dir()
+    run = stored(run_folders(tmp_path)[0])
+    assert (run.group, run.job_type, run.tags, run.project) == ("my-sweep", "gsm8k", ["toy", "threshold"], "mine")
+
+
+def test_the_summary_leaves_out_what_does_not_exist(tmp_path: Path) -> None:
+    figures = {"accuracy": 0.5, "complete": True, "samples": 3, "memory_peak_gib": None, "overhead": float("nan")}
+    with track(LOGGER, name="r", config={}, folder=tmp_path) as tracker:
+        tracker.summary({**figures, "tokens_per_forward_as_dmax": 3.0})
+    summary = stored(run_folders(tmp_path)[0]).summary
+    assert {name for name in summary if not name.startswith("_")} == {"accuracy", "complete", "samples"}
+    assert (summary["accuracy"], summary["samples"]) == (0.5, 3)
+
+
+def test_the_table_is_capped_in_dataset_order_with_long_texts_clipped(tmp_path: Path) -> None:
+    rows = [{"id": f"q{i}", "index": i, "text": "x" * 900, "output_ids": [1], "correct": None} for i in (2, 1, 0)]
+    with track(LOGGER, name="r", config={}, folder=tmp_path) as tracker:
+        tracker.table(rows)
+    table = json.loads(next(run_folders(tmp_path)[0].rglob("*.table.json")).read_text())
+    assert [line[table["columns"].index("id")] for line in table["data"]] == ["q0", "q1"]
+    assert len(table["data"][0][table["columns"].index("text")]) == 500
+    assert "output_ids" not in table["columns"]
+
+
+def test_files_become_one_artifact(tmp_path: Path) -> None:
+    (tmp_path / "samples.jsonl").write_text("{}\n")
+    (tmp_path / "summary.json").write_text("{}\n")
+    with track(LOGGER, name="r", config={}, folder=tmp_path) as tracker:
+        tracker.files([tmp_path / "samples.jsonl", tmp_path / "summary.json", tmp_path / "absent.html"])
+    artifacts = [a for a in stored(run_folders(tmp_path)[0]).artifacts if a.type == "results"]
+    assert [sorted(entry.path for entry in a.manifest.contents) for a in artifacts] == [
+        ["samples.jsonl", "summary.json"]
+    ]
+
+
+def test_secrets_and_absolute_paths_stay_here(tmp_path: Path) -> None:
+    config = {
+        "model": {"path": "/somewhere/else/llada", "api_key": "abc", "mask_token": "<mask>", "tokens_per_step": 2},
+        "hf_token": "abc",
+        "password": "abc",
+        "data": str(tmp_path / "data" / "test.jsonl"),
+        "stop": ["\n\n", "/", "</s>", "Q: a=b"],
+        "overrides": ["dataset.path=/private/me/x.jsonl", "model.hub_token=abc", "sampler.threshold=0.9"],
+        "hardware_key": "cpu",
+    }
+    shown = public(config)
+    assert "abc" not in json.dumps(shown) and "/somewhere" not in json.dumps(shown)
+    assert shown["model"] == {"path": ".../llada", "mask_token": "<mask>", "tokens_per_step": 2}
+    assert shown["data"] == "data/test.jsonl"
+    assert shown["stop"] == config["stop"] and shown["hardware_key"] == "cpu"
+    assert shown["overrides"] == ["dataset.path=.../x.jsonl", "sampler.threshold=0.9"]
+
+
+def test_mode_follows_option_then_environment_then_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert choose_mode(None) == "offline"
+    (tmp_path / "netrc").write_text("machine api.wandb.ai login user password " + "a" * 40 + "\n")
+    assert choose_mode(None) == "online"
+    monkeypatch.setenv("WANDB_MODE", "disabled")
+    assert (choose_mode(None), choose_mode("offline")) == ("disabled", "offline")
+    monkeypatch.setenv("WANDB_MODE", "dryrun")
+    assert choose_mode(None) == "offline"
+    monkeypatch.setenv("WANDB_MODE", "onlin")
+    with pytest.raises(UserError, match="WANDB_MODE=onlin is not known"):
+        choose_mode(None)
+
+
+def test_online_without_a_key_logs_offline_and_asks_nothing(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.WARNING)
+    with track({**LOGGER, "mode": "online"}, name="r", config={}, folder=tmp_path) as tracker:
+        tracker.summary({"accuracy": 1.0})
+    assert len(run_folders(tmp_path)) == 1
+    assert "needs a key" in caplog.text
+    captured = capfd.readouterr()
+    assert captured.out == "" and "wandb:" not in captured.err
+
+
+@pytest.mark.parametrize("changes", [{"kind": "none"}, {"mode": "disabled"}])
+def test_switched_off_it_leaves_nothing(tmp_path: Path, changes: dict) -> None:
+    with track({**LOGGER, **changes}, name="r", config={}, folder=tmp_path / "run") as tracker:
+        tracker.summary({"accuracy": 1.0})
+        tracker.table([])
+        tracker.files([])
+    assert not (tmp_path / "run").exists()
+
+
+def test_other_ranks_than_the_first_open_no_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RANK", "1")  # WBD-06
+    with track(LOGGER, name="r", config={}, folder=tmp_path) as tracker:
+        tracker.summary({"accuracy": 1.0})
+    assert run_folders(tmp_path) == []
+
+
+def test_an_unknown_kind_is_refused_by_name(tmp_path: Path) -> None:
+    unknown = track({**LOGGER, "kind": "tensorboard"}, name="r", config={}, folder=tmp_path)
+    with pytest.raises(UserError, match=r"logger.kind=tensorboard is not known: use one of wandb, none"), unknown:
+        pass
