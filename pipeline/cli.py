@@ -31,14 +31,24 @@ def guarded(main: Callable[[], Any]) -> None:
     """
     full = os.environ.get("HYDRA_FULL_ERROR") == "1"
     os.environ["HYDRA_FULL_ERROR"] = "1"  # else Hydra prints and exits by itself
-    sys.path.insert(0, os.getcwd())  # a user's own samplers and datasets, also for the console script
+    if os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())  # a user's own samplers and datasets, also for the console script
     try:
         main()
-    except (UserError, HydraException, OmegaConfBaseException) as error:
+    except (Exception, Carried) as caught:
+        error = caught.__cause__ if isinstance(caught, Carried) else caught
+        assert isinstance(error, Exception)
         if full:
-            raise
-        print(f"error: {sentence(error)}", file=sys.stderr)
-        sys.exit(2)
+            raise error from None
+        if isinstance(error, (UserError, HydraException, OmegaConfBaseException)):
+            print(f"error: {sentence(error)}", file=sys.stderr)
+            sys.exit(2)
+        print(f"error: {type(error).__name__}: {error} (HYDRA_FULL_ERROR=1 shows where)", file=sys.stderr)
+        sys.exit(1)
+
+
+class Carried(BaseException):
+    """Takes an error, its cause, through Hydra unseen: Hydra would announce it with a line of its own."""
 
 
 def sentence(error: Exception) -> str:
@@ -52,7 +62,7 @@ def sentence(error: Exception) -> str:
         return f"{found[1].rstrip('.')} does not fit: {reason}"
     if found := re.search(r"Could not find '([\w/.-]+)'", text):
         group, _, option = found[1].rpartition("/")
-        choices = ", ".join(line.strip() for line in text.splitlines() if line.startswith("\t"))
+        choices = ", ".join(re.findall(r"^\t([\w.-]+)$", text, re.MULTILINE))
         return f"{group}={option} does not exist; choose from {choices}" if choices else text.splitlines()[0]
     first = " ".join(line.strip() for line in text.splitlines()[:1])
     if "mismatched input" in text or "token recognition error" in text or "extraneous input" in text:
@@ -83,15 +93,21 @@ def overridden_options(overrides: list[str]) -> list[str]:
 @hydra.main(version_base="1.3", config_path="../conf", config_name="config")
 def _single(cfg: DictConfig) -> None:
     """One run; also one job of a sweep under a foreign launcher (submitit, joblib, …)."""
+    composed = HydraConfig.get()
+    in_sweep = composed.mode == RunMode.MULTIRUN
+    try:
+        _run(cfg, list(composed.overrides.task), in_sweep)
+    except Exception as error:
+        raise error if in_sweep else Carried() from error
+
+
+def _run(cfg: DictConfig, overrides: list[str], in_sweep: bool) -> None:
     from pipeline.evaluation import Stopped
     from pipeline.job import prepare
     from pipeline.run import folder_of, quiet_libraries, run_job
     from pipeline.sweep import sweep_name
 
     quiet_libraries()
-    composed = HydraConfig.get()
-    overrides = list(composed.overrides.task)
-    in_sweep = composed.mode == RunMode.MULTIRUN
     job = prepare(cfg, overridden_options(overrides), in_sweep)
     sweep = sweep_name(cfg) if in_sweep else None
     try:

@@ -83,7 +83,7 @@ def main() -> None:
     import hydra
 
     from pipeline import config
-    from pipeline.cli import guarded
+    from pipeline.cli import Carried, guarded
     from pipeline.run import quiet_libraries
     from pipeline.sweep import register_launchers
 
@@ -93,7 +93,10 @@ def main() -> None:
     @hydra.main(version_base="1.3", config_path="../conf", config_name="decode")
     def one(cfg: DictConfig) -> None:
         quiet_libraries()
-        result = decode_with(cfg, cfg.prompt)
+        try:
+            result = decode_with(cfg, cfg.prompt)
+        except Exception as error:
+            raise Carried from error
         print(result.text)
         print(
             f"{len(result.tokens)} tokens, {result.nfe} forwards, {result.tokens_per_forward:.2f} tokens a forward, "

@@ -37,6 +37,7 @@ def run_job(job: Job, folder: Path, command: Sequence[str], group: str | None = 
     from pipeline.evaluation import Stopped, stopping_on_signals
 
     home = RunFolder(folder)
+    _kept_rows(home, job)  # before the claim: a folder of other settings must stay as it is
     if (summary := _finished(home, job)) is not None:
         print(f"{folder} is finished already; delete it, or give another run=, to decode again")
         print_summary(summary, job)
@@ -183,6 +184,7 @@ def quiet_libraries() -> None:
         logging.getLogger(name).setLevel(logging.WARNING)
     warnings.filterwarnings("ignore", message=".*does not have many workers.*")
     warnings.filterwarnings("ignore", message=".*treespec.*")
+    warnings.filterwarnings("ignore", message=".*predict returned None.*")
     warnings.filterwarnings("ignore", message=".*dataloader_iter.*")
 
 

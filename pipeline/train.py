@@ -20,7 +20,9 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
+from pipeline.cli import guarded
 from pipeline.data.arithmetic import LEVELS, Problem, make_problem, words
+from pipeline.errors import UserError
 from pipeline.tokenizer import build_tokenizer
 
 STEPS_AN_EPOCH = 50  # an "epoch" is the stretch between two checkpoints
@@ -155,16 +157,16 @@ def build_model(recipe: DictConfig, tokenizer: PreTrainedTokenizerFast) -> Llama
 
 
 @hydra.main(version_base="1.3", config_path="../conf", config_name="train")
-def main(cfg: DictConfig) -> None:
+def _train(cfg: DictConfig) -> None:
     folder = Path(hydra.core.hydra_config.HydraConfig.get().runtime.output_dir)
     recipe = cfg.recipe
     if recipe.steps % STEPS_AN_EPOCH:
-        raise ValueError(f"recipe.steps={recipe.steps} is not a multiple of {STEPS_AN_EPOCH}")
+        raise UserError(f"recipe.steps={recipe.steps} is not a multiple of {STEPS_AN_EPOCH}")
     lightning.seed_everything(cfg.seed, verbose=False)
     tokenizer = build_tokenizer(words())
     training = Training(recipe, cfg.seed, tokenizer, folder / "loss.jsonl")
     last = folder / "last.ckpt"
-    keep = lightning.pytorch.callbacks.ModelCheckpoint(folder, save_top_k=0, save_last=True, every_n_epochs=1)
+    keep = lightning.pytorch.callbacks.ModelCheckpoint(folder, filename="last", enable_version_counter=False)
     trainer = lightning.Trainer(
         default_root_dir=folder,
         max_epochs=recipe.steps // STEPS_AN_EPOCH,
@@ -184,6 +186,10 @@ def export(training: Training, folder: Path, record: dict[str, Any]) -> None:
     training.tokenizer.save_pretrained(folder)
     record["parameters"] = sum(p.numel() for p in training.model.parameters())
     (folder / "training.json").write_text(json.dumps(record, indent=2) + "\n")
+
+
+def main() -> None:
+    guarded(_train)
 
 
 if __name__ == "__main__":

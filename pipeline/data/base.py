@@ -17,7 +17,7 @@ from pipeline.scoring import numbers
 
 @dataclass(frozen=True)
 class Sample:
-    """One question. ``id`` is unique inside the dataset and stable under shuffling and limits; ``gold`` may be unknown."""
+    """One question. ``id`` is unique in the dataset and stable under shuffling and limits; ``gold`` may be unknown."""
 
     id: str
     messages: tuple[dict[str, str], ...]
@@ -38,7 +38,7 @@ class Verdict:
 
 @dataclass
 class Dataset(ABC):
-    """A task and its protocol. The fields are the options of ``conf/dataset/<name>.yaml``; subclasses write ``load``."""
+    """A task and its protocol. The fields are the options of ``conf/dataset/<name>.yaml``; subclasses add ``load``."""
 
     template: ClassVar[str] = "{question}"  # the user's turn
 
@@ -87,8 +87,11 @@ class Dataset(ABC):
     def score(self, sample: Sample, text: str) -> Verdict:
         """Judge the visible answer (cut at its end token and stop string) by the number it gives."""
         number = numbers.extract_number(text)
-        extracted = None if number is None else numbers.number_text(number)
-        return judge(extracted, None if sample.gold is None else numbers.same_number(number or text, sample.gold))
+        if number is None:
+            return judge(None, None if sample.gold is None else False)
+        return judge(
+            numbers.number_text(number), None if sample.gold is None else numbers.same_number(number, sample.gold)
+        )
 
     @property
     def protocol(self) -> dict[str, Any]:
@@ -173,7 +176,7 @@ def _parse(line: bytes, where: str) -> Row:
     except (ValueError, RecursionError) as error:
         raise UserError(f"{where} is not valid JSON ({error}): it must be one JSON object on one line") from error
     if not isinstance(fields, dict):
-        raise UserError(f"{where} holds {_shown(fields)}: it must be a JSON object such as {{\"question\": ...}}")
+        raise UserError(f'{where} holds {_shown(fields)}: it must be a JSON object such as {{"question": ...}}')
     return Row(where, fields)
 
 

@@ -42,7 +42,9 @@ class Gsm8k(Dataset):
         question, answer = row.text("question", "dataset=gsm8k"), row.text("answer", "dataset=gsm8k")
         _, marker, gold = answer.rpartition("####")
         if not marker or parse_number(gold) is None:
-            row.fail("has an answer that does not end with '#### <number>': dataset=gsm8k needs that; try dataset=jsonl")
+            row.fail(
+                "has an answer that does not end with '#### <number>': dataset=gsm8k needs that; try dataset=jsonl"
+            )
         content = self.template.replace("{question}", question)
         return Sample(f"{self.name}-{self.split}-{index}", ({"role": "user", "content": content},), gold.strip())
 

@@ -38,17 +38,18 @@ class Jsonl(Dataset):
             raise UserError(f"dataset.match={self.match} does not exist: use one of {', '.join(MATCHES)}")
         if "{question}" not in self.prompt_template:
             raise UserError(
-                f"dataset.prompt_template={self.prompt_template!r} has no place for the question: it must hold {{question}}"
+                f"dataset.prompt_template={self.prompt_template!r} does not say where the question goes: "
+                "it must hold {question}"
             )
 
     def load(self) -> list[Sample]:
-        seen: dict[str, Row] = {}
+        seen: dict[str, str] = {}  # id to line number
         samples = []
         for index, row in enumerate(read_jsonl(str(self.path))):
             sample = Sample(self._id(index, row), self._messages(row), self._gold(row))
             if sample.id in seen:
-                row.fail(f"repeats the id {sample.id!r} of {seen[sample.id].where.rpartition(' line ')[2]}: ids must be unique")
-            seen[sample.id] = row
+                row.fail(f"repeats the id {sample.id!r} of line {seen[sample.id]}: ids must be unique")
+            seen[sample.id] = row.where.rpartition(" ")[2]
             samples.append(sample)
         return samples
 
@@ -88,7 +89,9 @@ class Jsonl(Dataset):
                 f'{{"role": ..., "content": <text>}} with the roles {", ".join(ROLES)}'
             )
         if messages[-1]["role"] != "user":
-            row.fail(f"has 'messages' that end with role {messages[-1]['role']!r}: the last one must be the user's question")
+            row.fail(
+                f"has 'messages' that end with role {messages[-1]['role']!r}: the last one must be the user's question"
+            )
         return tuple({"role": m["role"], "content": row.encodable(m["content"])} for m in messages)
 
     def _gold(self, row: Row) -> str | None:
@@ -98,7 +101,9 @@ class Jsonl(Dataset):
         if isinstance(value, int | Decimal) and not isinstance(value, bool):
             value = str(value)
         elif not isinstance(value, str) or not value.strip():
-            row.fail(f"has {value!r} in field {self.answer_field!r} (dataset.answer_field): it must be a text or a number")
+            row.fail(
+                f"has {value!r} in field {self.answer_field!r} (dataset.answer_field): it must be a text or a number"
+            )
         gold = row.encodable(value).strip()
         return gold if self.match == "text" else self._number(gold, row)
 

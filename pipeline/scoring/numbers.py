@@ -22,11 +22,12 @@ from decimal import Context, Decimal
 SCORER = "numbers-1"  # raise the version whenever any text could now give another number
 MAX_DIGITS = 1000  # longer runs of digits are noise of a repeating model, not an answer
 MAX_EXPONENT = 1000  # Decimal("1e999999999") exists, but nothing may expand it
+LONGEST_BOX = 200  # characters; keeps the search linear when a model repeats itself
 QUOTIENT = Context(prec=50)  # enough that two fractions are equal here only if they are equal
 
 # Minus signs, hyphens and the en dash become "-"; full-width digits and signs (Chinese models) become ASCII.
 _PLAIN = str.maketrans("\u2212\u2010\u2011\u2012\u2013\ufe63\uff0d\uff0b\uff0c\uff0e\uff05\uff04", "------" + "-+,.%$")
-_PLAIN |= {0xFF10 + digit: str(digit) for digit in range(10)}
+_PLAIN |= str.maketrans("".join(chr(0xFF10 + digit) for digit in range(10)), "0123456789")
 _LATEX = (
     (re.compile(r"\\([$%#])"), r"\1"),
     (re.compile(r"(?<=[0-9])(?:\{,\}|,?\\[,!;])(?=[0-9]{3})"), ","),  # 1{,}234 and 1\,234
@@ -39,7 +40,7 @@ _NUMBER = re.compile(
     rf"""(?:(?P<sign>[-+])(?P<gap>[ \t]*))?(?:[{_CURRENCY}][ ]?)?
     (?:(?P<ones>[0-9]+)[ ](?=[0-9]+/[0-9]))?                          # the 2 of 2 1/2
     (?P<body>(?:{_GROUPED}|[0-9]+)(?:\.[0-9]+)?|(?<![\w.])\.[0-9]+)
-    (?:[eE](?P<exponent>[-+]?[0-9]+)(?!\w)|[ ]?(?:×|x|\*|\\times)[ ]?10\^\{{?(?P<power>[-+]?[0-9]+)\}}?)?
+    (?:[eE](?P<exponent>[-+]?[0-9]+)(?!\w)|[ ]?(?:\u00d7|x|\*|\\times)[ ]?10\^\{{?(?P<power>[-+]?[0-9]+)\}}?)?
     (?:/(?P<below>[0-9]+)(?![0-9/.]))?""",
     re.VERBOSE,
 )
@@ -75,11 +76,11 @@ def extract_number(text: str) -> Decimal | None:
 
 
 def parse_number(text: str) -> Decimal | None:
-    """The number that ``text`` *is*, with currency and unit allowed; None if it holds none or several (for references)."""
+    """The number that ``text`` *is*, with currency and unit allowed; None if it holds none or several."""
     if "####" in text:
         return extract_number(text)
     found = list(_numbers(_plain(text)))
-    return found[0].value if len(found) == 1 else None
+    return found[0].value if len(found) == 1 and found[0].likely else None
 
 
 def same_number(a: str | Decimal, b: str | Decimal) -> bool:
@@ -133,12 +134,12 @@ def _boxed(text: str) -> _Found | None:
 
 def _inside(text: str, start: int) -> str:
     """What a brace opened just before ``start`` holds; up to the end of the line if it is never closed."""
-    depth = 1
-    for i in range(start, len(text)):
-        depth += {"{": 1, "}": -1, "\n": -depth}.get(text[i], 0)
+    inside, depth = text[start : start + LONGEST_BOX].partition("\n")[0], 1
+    for i, character in enumerate(inside):
+        depth += {"{": 1, "}": -1}.get(character, 0)
         if depth == 0:
-            return text[start:i]
-    return text[start:]
+            return inside[:i]
+    return inside
 
 
 def _first(line: str) -> _Found | None:
@@ -182,7 +183,9 @@ def _likely(match: re.Match[str]) -> bool:
     """False for list ordinals, exponents and digits glued to a word."""
     text, start = match.string, match.start()
     line = text.rfind("\n", max(0, start - 10), start) + 1 or (start if not text[:start].strip(" \t*") else -1)
-    ordinal = line >= 0 and not text[line:start].strip(" \t*") and re.match(r"[.)][*]*[ \t]+\S", text[match.end() :][:8])
+    ordinal = (
+        line >= 0 and not text[line:start].strip(" \t*") and re.match(r"[.)][*]*[ \t]+\S", text[match.end() :][:8])
+    )
     glued = re.search(r"[^\W\d_]$|\^\{?$", text[max(0, start - 2) : start]) and not match["sign"]
     return not ordinal and not glued
 
