@@ -1,6 +1,7 @@
 """The protocol every model is put behind, and what all adapters share: the canvas on the device and the read-out.
 
-Shapes: R rows in flight, S slots of a row, B rows of a group, W slots of the longest window, N wanted slots, V vocabulary.
+Shapes: R rows in flight, S slots of a row, B rows of a group, W slots of the longest window, N wanted slots,
+V vocabulary.
 """
 
 from __future__ import annotations
@@ -155,9 +156,8 @@ class DeviceAdapter(ABC):
 
     def _refuse_unserved(self, attend: Attend | None) -> None:
         if attend is not None and attend.pattern not in self.facts.attentions:
-            raise ValueError(
-                f"{attend.pattern} attention was asked of a model that serves {', '.join(sorted(self.facts.attentions))}"
-            )
+            served = ", ".join(sorted(self.facts.attentions))
+            raise ValueError(f"{attend.pattern} attention was asked of a model that serves {served}")
 
 
 def _split(columns: list[list[float]], forwards: Sequence[Forward], counts: Sequence[int]) -> list[Prediction]:

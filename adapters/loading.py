@@ -186,7 +186,9 @@ def _gguf_config(folder: Path, gguf: str) -> dict[str, Any]:
     from importlib.util import find_spec
 
     if missing := [name for name in ("gguf", "accelerate") if find_spec(name) is None]:
-        raise ValueError(f"model.path={gguf} needs the package {' and '.join(missing)}: pip install {' '.join(missing)}")
+        raise ValueError(
+            f"model.path={gguf} needs the package {' and '.join(missing)}: pip install {' '.join(missing)}"
+        )
     from transformers import AutoConfig
     from transformers.utils import logging
 
@@ -294,7 +296,8 @@ def _tensors(folder: Path) -> Iterator[tuple[str, torch.Tensor]]:
 def _load_gguf(description: Description, dtype: torch.dtype, device: torch.device) -> Any:
     from transformers import AutoModelForCausalLM
 
-    model = AutoModelForCausalLM.from_pretrained(
+    assert description.folder is not None
+    model: torch.nn.Module = AutoModelForCausalLM.from_pretrained(
         description.folder, gguf_file=description.gguf, dtype=dtype, attn_implementation=attention.NAME
     )
     return model.to(device)

@@ -83,17 +83,18 @@ class ReadOut:
         if self.mask_id is not None:
             held = logits[:, self.mask_id].clone()
             logits[:, self.mask_id] = -torch.inf
-        if law.temperature == 0:
-            token = logits.argmax(-1)
-        else:
-            token = sample(logits, law, uniforms(streams, slots, draws))
+        greedy = law.temperature == 0
+        token = logits.argmax(-1) if greedy else sample(logits, law, uniforms(streams, slots, draws))
         if held is not None:
             logits[:, self.mask_id] = held
         return token
 
 
 def sample(logits: torch.Tensor, law: Law, uniform: torch.Tensor) -> torch.Tensor:
-    """Inverse-CDF draw in the order of ids from the tempered, filtered law. logits (n, V), uniform (n,) in (0, 1) -> (n,)."""
+    """Inverse-CDF draw, in the order of ids, from the tempered and filtered law.
+
+    logits (n, V), uniform (n,) in (0, 1) -> (n,).
+    """
     tempered = logits / law.temperature
     if law.top_k is not None and law.top_k < tempered.shape[-1]:
         least = tempered.topk(law.top_k, dim=-1).values[:, -1:]

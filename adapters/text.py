@@ -51,12 +51,13 @@ class TokenizerCodec:
         return self.tokenizer(self._render(messages), add_special_tokens=not self.tokenizer.chat_template).input_ids
 
     def decode(self, ids: Sequence[int], raw: bool = False) -> str:
-        return self.tokenizer.decode(ids, skip_special_tokens=not raw, clean_up_tokenization_spaces=False)
+        return str(self.tokenizer.decode(list(ids), skip_special_tokens=not raw, clean_up_tokenization_spaces=False))
 
     def _render(self, messages: Sequence[Message]) -> str:
         if not self.tokenizer.chat_template:
             return "\n\n".join(message["content"] for message in messages)
-        return self.tokenizer.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=True)
+        plain = [dict(message) for message in messages]
+        return str(self.tokenizer.apply_chat_template(plain, tokenize=False, add_generation_prompt=True))
 
     def _encode_apart(self, messages: Sequence[Message]) -> list[int]:
         """The template's own tokens are parsed; the messages' contents are spelled out, special tokens and all."""

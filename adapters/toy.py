@@ -30,13 +30,14 @@ class ToyMaskedLMAdapter(LogitsAdapter):
     def __init__(self, vocab_size: int = 128, mask_id: int = 0, end_id: int = 2) -> None:
         facts = ModelFacts(vocab_size, mask_id, frozenset({end_id}), attentions=ANY_ATTENTION)
         super().__init__(facts, IdCodec(vocab_size), CPU)
+        self.mask_id = mask_id
 
     def hidden(self, group: Group) -> torch.Tensor:
         vocabulary = self.facts.vocab_size
         logits = torch.full((*group.ids.shape, vocabulary), -8.0)
         target = 3 + group.positions % (vocabulary - 3)
         logits.scatter_(-1, target[..., None], 6.25)
-        held = torch.where(group.ids == self.facts.mask_id, target, group.ids)
+        held = torch.where(group.ids.eq(self.mask_id), target, group.ids)
         liked = logits.gather(-1, held[..., None]).clamp(min=5.75)
         return logits.scatter_(-1, held[..., None], liked)
 

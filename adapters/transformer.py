@@ -86,7 +86,7 @@ class TransformerAdapter(DeviceAdapter):
         return self._stored(group, window, cached.clone())
 
     def _stored(self, group: Group, window: torch.Tensor, cached: torch.Tensor) -> torch.Tensor:
-        """Move the window's part of a mask to the slots where its keys were stored; padding repeats the last of them."""
+        """Move the window's part of a mask to the slots where its keys were stored; padding repeats the last."""
         last = group.lengths[:, None] - 1
         steps = torch.minimum(torch.arange(group.ids.shape[1], device=self.device), last)
         shown = window.gather(2, steps[:, None].expand_as(window))

@@ -11,7 +11,7 @@ import time
 from collections.abc import Sequence
 
 from adapters.base import Request
-from adapters.text import IdCodec
+from adapters.text import IdCodec, TextCodec
 from pipeline.engine import Engine, Task
 from samplers import ModelFacts, Prediction, ThresholdSampler
 
@@ -23,7 +23,7 @@ class InstantAdapter:
 
     def __init__(self) -> None:
         self.facts = ModelFacts(vocab_size=128, mask_id=0, end_ids=frozenset({2}))
-        self.codec = IdCodec(128)
+        self.codec: TextCodec = IdCodec(128)
 
     def open(self, rows: int, slots: int) -> None:
         """Nothing to reserve."""
@@ -56,8 +56,9 @@ def host(rows: int, canvas: int, sequences: int | None = None) -> float:
 
 
 def print_host() -> None:
-    from pipeline.table import console
     from rich.table import Table
+
+    from pipeline.table import console
 
     table = Table(title=f"host time a row and tick, µs (block {BLOCK})", title_justify="left")
     for name in ("rows in flight", *(f"canvas {canvas}" for canvas in CANVASES), "longest / shortest canvas"):

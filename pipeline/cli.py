@@ -75,7 +75,8 @@ def _did_you_mean(key: str) -> str:
     node: Any = config.Config
     path, _, last = key.rpartition(".")
     for part in path.split(".") if path else ():
-        node = next((f.default_factory for f in fields(node) if f.name == part and is_dataclass(f.default_factory)), None)
+        nodes = {f.name: f.default_factory for f in fields(node) if is_dataclass(f.default_factory)}
+        node = nodes.get(part)
         if node is None:
             return ""
     names = [f.name for f in fields(node)]
@@ -104,14 +105,17 @@ def _single(cfg: DictConfig) -> None:
 def _run(cfg: DictConfig, overrides: list[str], in_sweep: bool) -> None:
     from pipeline.evaluation import Stopped
     from pipeline.job import prepare
-    from pipeline.run import folder_of, quiet_libraries, run_job
+    from pipeline.quiet import quiet_libraries
+    from pipeline.ranks import agree, world
+    from pipeline.run import folder_of, run_job
     from pipeline.sweep import sweep_name
 
     quiet_libraries()
     job = prepare(cfg, overridden_options(overrides), in_sweep)
     sweep = sweep_name(cfg) if in_sweep else None
+    folder = agree(folder_of(job, sweep) if world()[0] == 0 else None)
     try:
-        run_job(job, folder_of(job, sweep), ["python", "-m", "pipeline", *overrides], sweep)
+        run_job(job, folder, ["python", "-m", "pipeline", *overrides], sweep)
     except Stopped as stopped:
         sys.exit(stopped.code)
 

@@ -129,13 +129,10 @@ def register() -> None:
 
     Sampler and dataset stay open to options of a user's own class; the known ones are typed all the same.
     """
-    schema = {
-        entry.name: OmegaConf.structured(entry.default_factory) if is_dataclass(entry.default_factory) else entry.default
-        for entry in fields(Config)
-        if entry.name in ("model", "engine", "trainer", "logger")
-    }
-    scalars = {name: node for name, node in _typed(Config).items() if name not in schema}
-    ConfigStore.instance().store(name="schema", node={**schema, **scalars, "sampler": _typed(SamplerOptions), "dataset": {}})
+    parts = {entry.name: entry.default_factory for entry in fields(Config) if is_dataclass(entry.default_factory)}
+    schema: dict[str, Any] = {name: OmegaConf.structured(part) for name, part in parts.items()}
+    schema |= {**_typed(Config), "sampler": _typed(SamplerOptions), "dataset": {}}
+    ConfigStore.instance().store(name="schema", node=schema)
 
 
 def _typed(cls: type) -> dict[str, Node]:

@@ -1,7 +1,7 @@
 """Try one prompt: ``python -m pipeline.decode model=tiny sampler=threshold prompt="…"``, or in a notebook
 
-    from pipeline.decode import decode
-    decode("Tom has 4 bags of 6 pens. He loses 5. How many pens now?", "sampler.threshold=0.5")
+from pipeline.decode import decode
+decode("Tom has 4 bags of 6 pens. He loses 5. How many pens now?", "sampler.threshold=0.5")
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ def main() -> None:
 
     from pipeline import config
     from pipeline.cli import Carried, guarded
-    from pipeline.run import quiet_libraries
+    from pipeline.quiet import quiet_libraries
     from pipeline.sweep import register_launchers
 
     config.register()

@@ -116,7 +116,8 @@ class Engine:
             slots: length of the longest row (prompt and canvas) to expect.
         """
         self.adapter.open(self.max_rows, slots)
-        waiting, live = iter(tasks), {}
+        waiting = iter(tasks)
+        live: dict[int, _Live] = {}
         while True:
             yield from self._refill(live, waiting)
             if not live:
@@ -126,7 +127,8 @@ class Engine:
     def warm_up(self, tasks: Iterable[Task], slots: int) -> None:
         """Run one round of forwards and forget it: kernels get chosen and memory reserved outside the clock."""
         self.adapter.open(self.max_rows, slots)
-        first, live = list(islice(tasks, self.max_rows)), {}
+        first = list(islice(tasks, self.max_rows))
+        live: dict[int, _Live] = {}
         for _ in self._refill(live, iter(first)):
             pass
         if live:

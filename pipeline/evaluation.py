@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import time
 from collections.abc import Iterator
@@ -20,6 +21,8 @@ from pipeline.engine import Engine, Outcome, Task
 from pipeline.job import Job
 from pipeline.metrics import Timing
 from pipeline.progress import Progress
+from pipeline.quiet import quiet_libraries
+from pipeline.ranks import barrier, nodes, world
 from pipeline.rows import Place, make_row, visible
 from pipeline.runs import RunFolder
 
@@ -70,6 +73,9 @@ class Evaluation(lightning.LightningModule):
         super().__init__()
         self.job, self.indices, self.folder = job, indices, folder
         self.versions, self.commit = versions, commit
+
+    def setup(self, stage: str) -> None:
+        quiet_libraries()  # spawned processes start afresh
 
     def predict_dataloader(self) -> DataLoader:
         """This rank's shard: sharded here, because a distributed sampler may repeat samples."""
@@ -146,11 +152,13 @@ def evaluate(job: Job, indices: list[int], folder: Path, versions: str, commit: 
     Raises:
         Stopped: on a signal; rows so far are in the folder.
     """
-    options = job.config["trainer"]
+    options, outside = job.config["trainer"], world()[1] > 1
+    devices = int(os.environ["LOCAL_WORLD_SIZE"]) if outside else options["devices"]
     trainer = lightning.Trainer(
         accelerator=options["accelerator"],
-        devices=options["devices"],
-        strategy="ddp_spawn" if options["devices"] > 1 else "auto",
+        devices=devices,
+        num_nodes=nodes(),
+        strategy="ddp" if outside else "ddp_spawn" if devices > 1 else "auto",
         logger=False,
         enable_checkpointing=False,
         enable_progress_bar=False,
@@ -164,7 +172,8 @@ def evaluate(job: Job, indices: list[int], folder: Path, versions: str, commit: 
         if trainer.strategy.launcher is not None:
             trainer.strategy.launcher.kill(signal.SIGTERM)
         raise stopped
-    return _gather_timing(folder, options["devices"])
+    barrier()
+    return _gather_timing(folder, trainer.world_size) if world()[0] == 0 else Timing()
 
 
 def _gather_timing(folder: Path, devices: int) -> Timing:

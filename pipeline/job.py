@@ -148,7 +148,7 @@ def make_dataset(node: DictConfig) -> Dataset:
         cls = get_class(node._target_)
     except Exception as error:  # hydra wraps whatever the user's module raises
         raise UserError(f"dataset._target_={node._target_} cannot be imported: {error}") from error
-    given = {key: value for key, value in OmegaConf.to_container(node, resolve=True).items() if key != "_target_"}
+    given = {key: value for key, value in plain(node).items() if key != "_target_"}
     try:
         return OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(cls), given))  # type: ignore[return-value]
     except OmegaConfBaseException as error:
@@ -166,8 +166,8 @@ def _tree(source: str) -> str:
     tree = ast.parse(source)
     for node in ast.walk(tree):
         documented = isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef))
-        if documented and ast.get_docstring(node, clean=False) is not None:
-            node.body = node.body[1:]
+        if documented and ast.get_docstring(node, clean=False) is not None:  # type: ignore[arg-type]
+            node.body = node.body[1:]  # type: ignore[attr-defined]
     return ast.dump(tree)
 
 

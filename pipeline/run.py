@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -12,6 +11,7 @@ from typing import Any
 from pipeline.errors import UserError
 from pipeline.job import Job, facts_of
 from pipeline.metrics import Timing, summarise
+from pipeline.ranks import barrier, world
 from pipeline.runs import RunFolder, environment, folder_name, unique_folder
 from pipeline.table import print_notices, print_summary
 from pipeline.tracking import Tracker, track
@@ -37,8 +37,11 @@ def run_job(job: Job, folder: Path, command: Sequence[str], group: str | None = 
     from pipeline.evaluation import Stopped, stopping_on_signals
 
     home = RunFolder(folder)
+    if world()[0] > 0:
+        return _take_part(job, home)
     _kept_rows(home, job)  # before the claim: a folder of other settings must stay as it is
-    if (summary := _finished(home, job)) is not None:
+    summary = _finished(home, job)
+    if summary is not None and world()[1] == 1:
         print(f"{folder} is finished already; delete it, or give another run=, to decode again")
         print_summary(summary, job)
         return summary
@@ -55,14 +58,25 @@ def run_job(job: Job, folder: Path, command: Sequence[str], group: str | None = 
             raise
 
 
+def _take_part(job: Job, home: RunFolder) -> dict[str, Any]:
+    """What a further rank of torchrun does: decode its share; the first rank keeps the books."""
+    barrier()  # until the first rank has claimed the folder
+    _decode(job, home)
+    barrier()
+    return {}
+
+
 def _run_claimed(job: Job, home: RunFolder, command: Sequence[str], group: str | None) -> dict[str, Any]:
     done = _kept_rows(home, job)
     home.write_json("environment.json", environment(list(command)))
     _write_config(home, job)
     print_notices(job, home.path, len(done))
+    barrier()
     with ExitStack() as stack:
         tracker = stack.enter_context(_tracking(job, home, group))
-        timing = _decode(job, home, done)
+        timing = _decode(job, home)
+        home.merge_ranks()
+        barrier()
         rows = home.rows()
         summary = {**summarise(rows, len(job.samples), timing), **_labels(job, rows)}
         home.write_json("summary.json", summary)
@@ -98,17 +112,18 @@ def _kept_rows(home: RunFolder, job: Job) -> set[str]:
     return {row["id"] for row in rows if row["failure"] != "failed"}
 
 
-def _decode(job: Job, home: RunFolder, done: set[str]) -> Timing:
-    from pipeline.evaluation import evaluate
-
+def _decode(job: Job, home: RunFolder) -> Timing:
+    """Decode what is missing. Every rank sees the same rows: none is written before all have looked."""
+    done = _kept_rows(home, job)
+    barrier()
     missing = [i for i, sample in enumerate(job.samples) if sample.id not in done]
     if not missing:
         return Timing(devices=job.config["trainer"]["devices"])
+    from pipeline.evaluation import evaluate
+
     record = home.read_json("environment.json")
     versions = f"torch {record['torch']}, transformers {record['transformers']}"
-    timing = evaluate(job, missing, home.path, versions, record["git_commit"])
-    home.merge_ranks()
-    return timing
+    return evaluate(job, missing, home.path, versions, record["git_commit"])
 
 
 def _tracking(job: Job, home: RunFolder, group: str | None) -> Any:
@@ -172,19 +187,3 @@ def _write_config(home: RunFolder, job: Job) -> None:
 
     (home.path / "config.yaml").write_text(OmegaConf.to_yaml(OmegaConf.create(job.effective)))
     (home.path / "sampler.py").write_text(inspect.getsource(sys.modules[type(job.settings.sampler).__module__]))
-
-
-def quiet_libraries() -> None:
-    """Keep other libraries' chatter off the user's screen; their warnings and errors stay."""
-    import logging
-    import warnings
-
-    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    for name in ("lightning", "lightning.pytorch", "lightning.fabric", "lightning.pytorch.utilities.rank_zero"):
-        logging.getLogger(name).setLevel(logging.WARNING)
-    warnings.filterwarnings("ignore", message=".*does not have many workers.*")
-    warnings.filterwarnings("ignore", message=".*treespec.*")
-    warnings.filterwarnings("ignore", message=".*predict returned None.*")
-    warnings.filterwarnings("ignore", message=".*dataloader_iter.*")
-
-

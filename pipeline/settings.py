@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import MISSING, dataclass, field, fields
+from dataclasses import dataclass, field, fields
 from typing import Any
 
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 
+from pipeline.config import plain
 from pipeline.errors import UserError
 from samplers import BlockDiffusionSampler, ModelFacts, Sampler
 
@@ -71,7 +72,7 @@ def resolve(
         UserError: for an option that is not used, out of range, or does not fit another.
     """
     cls = sampler_class(node._target_)
-    given = {k: v for k, v in OmegaConf.to_container(node, resolve=True).items() if v is not None and k not in LABELS}
+    given = {k: v for k, v in plain(node).items() if v is not None and k not in LABELS}
     known = cls.options() | (DERIVING if issubclass(cls, BlockDiffusionSampler) else set())
     dropped = {name: value for name, value in given.items() if name not in known}
     if dropped and not drop_unused:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import sys
 import traceback
+import types
 from collections.abc import Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from contextlib import redirect_stdout
@@ -16,7 +18,7 @@ from hydra.core.plugins import Plugins
 from hydra.core.utils import JobReturn, JobStatus
 from hydra.plugins.launcher import Launcher
 from hydra.types import HydraContext, TaskFunction
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 
 from pipeline.errors import UserError
 
@@ -67,7 +69,7 @@ def plan(configs: Sequence[tuple[DictConfig, list[str]]]) -> list[Planned]:
 
     planned: dict[Path, Planned] = {}
     for cfg, overrides in configs:
-        labels = tuple(str(cfg[part].get("name")) for part in ("model", "sampler", "dataset"))
+        labels = (str(cfg.model.name), str(cfg.sampler.name), str(cfg.dataset.name))
         sweep, error, dropped = sweep_name(cfg), None, {}
         try:
             job = prepare(cfg, overridden_options(overrides), in_sweep=True)
@@ -114,8 +116,7 @@ def last_line(error: BaseException) -> str:
 class SerialLauncher(Launcher):
     """Jobs one after the other, in this process; the model stays loaded while it is the same."""
 
-    # Hydra takes launchers from this namespace only; registering the class puts it there without a package of that name
-    __module__ = "hydra_plugins.blockdiff"
+    __module__ = "hydra_plugins.blockdiff"  # see `register_launchers`
 
     config: DictConfig
     hydra_context: HydraContext
@@ -126,11 +127,10 @@ class SerialLauncher(Launcher):
 
     def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[JobReturn]:
         from pipeline.evaluation import Stopped
-        from pipeline.run import quiet_libraries
+        from pipeline.quiet import quiet_libraries
 
         quiet_libraries()
-        loader = self.hydra_context.config_loader
-        jobs = plan([(loader.load_sweep_config(self.config, list(given)), list(given)) for given in job_overrides])
+        jobs = plan([(self._compose(list(given)), list(given)) for given in job_overrides])
         runnable = [job for job in jobs if not job.error]
         print(f"{len(job_overrides)} combinations, {len(jobs)} jobs after merging", flush=True)
         for job in jobs:
@@ -145,6 +145,11 @@ class SerialLauncher(Launcher):
         if failed:
             sys.exit(1)
         return [JobReturn(overrides=list(job.overrides), status=JobStatus.COMPLETED) for job in jobs]
+
+    def _compose(self, overrides: list[str]) -> DictConfig:
+        """A job's configuration without Hydra's own part."""
+        cfg = self.hydra_context.config_loader.load_sweep_config(self.config, overrides)
+        return OmegaConf.masked_copy(cfg, [str(key) for key in cfg if key != "hydra"])
 
     def run_all(self, jobs: Sequence[Planned]) -> None:
         for number, job in enumerate(jobs, start=1):
@@ -207,7 +212,7 @@ def _start_worker(devices: Any, threads: int, path: list[str]) -> None:
     sys.path[:] = path
     import torch
 
-    from pipeline.run import quiet_libraries
+    from pipeline.quiet import quiet_libraries
 
     torch.set_num_threads(threads)
     quiet_libraries()
@@ -249,7 +254,8 @@ def _close(jobs: Sequence[Planned], job_overrides: Sequence[Sequence[str]]) -> i
 
 def _entry(job: Planned, varied: set[str]) -> dict[str, Any]:
     model, sampler, dataset = job.labels
-    shown = [o for o in job.overrides if o.split("=")[0] in varied and o.split("=")[0].removeprefix("sampler.") not in job.dropped]
+    unused = {f"sampler.{name}" for name in job.dropped}
+    shown = [override for override in job.overrides if override.split("=")[0] in varied - unused]
     state = job.state.split(":")[0] or "not run"
     return {
         "model": model,
@@ -281,21 +287,33 @@ def _notes(jobs: Sequence[Planned]) -> list[str]:
             notes.append(f"dropped: {names} (sampler={sampler} does not use {'it' if len(dropped) == 1 else 'them'})")
     for job in jobs:
         if job.merged:
-            also = "; ".join(" ".join(overrides) for overrides in job.merged)
-            notes.append(f"merged: {' '.join(job.overrides)} also stands for {also}")
+            own = " ".join(override for override in job.overrides if override not in _common(job))
+            also = ", ".join(" ".join(o for o in command if o not in _common(job)) for command in job.merged)
+            notes.append(f"merged: {' '.join(job.labels[:2])} with {own} stands for {also} too")
     return notes
+
+
+def _common(job: Planned) -> set[str]:
+    """Overrides that a job and all that were merged into it share."""
+    return set(job.overrides).intersection(*job.merged)
 
 
 def _failures(failed: Sequence[Planned]) -> list[str]:
     return [f"{job.state} [{' '.join(job.overrides)}] → {job.folder / 'status.json'}" for job in failed]
 
 
-LAUNCHERS: dict[str, type[Launcher]] = {"serial": SerialLauncher, "local": LocalLauncher}
-
-
 def register_launchers() -> None:
-    """Make the launchers of ``conf/hydra/launcher`` known to Hydra."""
-    for launcher in LAUNCHERS.values():
+    """Make the launchers of ``conf/hydra/launcher`` known to Hydra.
+
+    Hydra takes launchers from the package ``hydra_plugins`` only, so a module of that name is made to hold them.
+    """
+    module = types.ModuleType("hydra_plugins.blockdiff")
+    try:
+        parent = importlib.import_module("hydra_plugins")
+    except ImportError:
+        parent = sys.modules["hydra_plugins"] = types.ModuleType("hydra_plugins")
+        parent.__path__ = []
+    sys.modules[module.__name__] = parent.blockdiff = module  # type: ignore[attr-defined]
+    for launcher in (SerialLauncher, LocalLauncher):
+        setattr(module, launcher.__name__, launcher)
         Plugins.instance().register(launcher)
-
-

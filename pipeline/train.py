@@ -15,6 +15,7 @@ from typing import Any
 import hydra
 import lightning
 import torch
+from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
 from torch import nn
 from torch.utils.data import DataLoader, Dataset
@@ -31,7 +32,7 @@ IGNORE = -100  # cross-entropy skips targets of this value
 
 
 class Batches(Dataset):
-    """Fresh problems for every step. Item ``i`` depends only on (seed, epoch, i), so a resumed run sees what it would have.
+    """Fresh problems for every step. Item ``i`` depends only on (seed, epoch, i), so resuming changes nothing.
 
     An item is (inputs, targets), both (B, T): the chat prompt, the answer, and end tokens up to a common length;
     targets are ``IGNORE`` wherever nothing is to be learnt.
@@ -83,7 +84,7 @@ class Batches(Dataset):
 
 
 class Training(lightning.LightningModule):
-    """Cross-entropy on the wanted tokens; Muon for the layers' matrices and AdamW for the rest, both warmed up and decayed."""
+    """Cross-entropy on the wanted tokens; Muon for the layers' matrices, AdamW for the rest, one schedule for both."""
 
     def __init__(self, recipe: DictConfig, seed: int, tokenizer: PreTrainedTokenizerFast, curve: Path) -> None:
         super().__init__()
@@ -109,6 +110,7 @@ class Training(lightning.LightningModule):
         wanted = targets != IGNORE
         loss = nn.functional.cross_entropy(self.model.lm_head(hidden[wanted]), targets[wanted])
         optimizers = self.optimizers()
+        assert isinstance(optimizers, list)
         for optimizer in optimizers:
             optimizer.zero_grad()
         self.manual_backward(loss)
@@ -145,7 +147,6 @@ def build_model(recipe: DictConfig, tokenizer: PreTrainedTokenizerFast) -> Llama
         bos_token_id=None,
         eos_token_id=tokenizer.eos_token_id,
         pad_token_id=tokenizer.eos_token_id,
-        attn_implementation="sdpa",
     )
     config.is_causal = not masked
     if masked:
@@ -158,7 +159,7 @@ def build_model(recipe: DictConfig, tokenizer: PreTrainedTokenizerFast) -> Llama
 
 @hydra.main(version_base="1.3", config_path="../conf", config_name="train")
 def _train(cfg: DictConfig) -> None:
-    folder = Path(hydra.core.hydra_config.HydraConfig.get().runtime.output_dir)
+    folder = Path(HydraConfig.get().runtime.output_dir)
     recipe = cfg.recipe
     if recipe.steps % STEPS_AN_EPOCH:
         raise UserError(f"recipe.steps={recipe.steps} is not a multiple of {STEPS_AN_EPOCH}")

@@ -38,8 +38,8 @@ def surest(slots: Sequence[int], score: Callable[[int], float], count: int) -> l
 
 
 def due(undecided: int, steps_left: int) -> int:
-    """Tokens to commit now so that ``undecided`` slots are spread evenly over ``steps_left`` steps, the larger shares first.
+    """Tokens to commit now so that ``undecided`` slots spread evenly over ``steps_left`` steps, larger shares first.
 
-    Repeated, it gives LLaDA's quota list ``m // s + (j < m % s)`` (arXiv 2502.09992, reference `get_num_transfer_tokens`).
+    Repeated, it gives LLaDA's quota list ``m // s + (j < m % s)`` (arXiv 2502.09992, reference code).
     """
     return -(-undecided // steps_left)

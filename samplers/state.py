@@ -146,7 +146,7 @@ def stream_key(seed: int, sample: int) -> int:
 
 
 def uniform(stream: int, slot: int, draw: int) -> float:
-    """Counter-based: the top 52 bits of a SplitMix64 hash (Steele et al. 2014) of the counters, centred in their cell."""
+    """Counter-based: the top 52 bits of a SplitMix64 hash (Steele et al. 2014) of the counters, mid-cell."""
     bits = _mix(_mix(stream + slot) + draw)
     return ((bits >> 12) + 0.5) * 2.0**-52
 

@@ -51,7 +51,9 @@ def _sampler(settings: dict[str, Any]) -> tuple[BlockDiffusionSampler, tuple[int
     return ConfidenceSampler(**common), None
 
 
-def _decode(adapter: DeviceAdapter, sampler: BlockDiffusionSampler, prompts: list[list[int]], length: int) -> list[Outcome]:
+def _decode(
+    adapter: DeviceAdapter, sampler: BlockDiffusionSampler, prompts: list[list[int]], length: int
+) -> list[Outcome]:
     tasks = [Task(i, prompt, length) for i, prompt in enumerate(prompts)]
     outcomes = Engine(adapter, sampler, max_rows=4).decode(tasks, max(map(len, prompts)) + length)
     return sorted(outcomes, key=lambda outcome: outcome.task.index)
