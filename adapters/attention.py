@@ -55,17 +55,21 @@ def register() -> None:
     AttentionInterface.register(NAME, attention)
 
 
-def among_window(pattern: str, slots: torch.Tensor, first: int, size: int) -> torch.Tensor:
-    """(B, W, W) bool: which window slot (second W: keys) each window slot may see, by pattern; ``slots`` is (B, W)."""
-    query, key = slots[:, :, None], slots[:, None, :]
+def may_see(
+    pattern: str, query: torch.Tensor, key: torch.Tensor, first: torch.Tensor, size: torch.Tensor
+) -> torch.Tensor:
+    """(B, W, K) bool: which slots ``key`` (B or 1, 1, K) the slots ``query`` (B, W, 1) may see, by pattern.
+
+    ``first`` and ``size`` (B, 1, 1) place the edges of blocks, see `samplers.Attend`.
+    """
     if pattern == "full":
-        return torch.ones_like(query == key)
+        return (query == key).fill_(True)
     if pattern == "causal":
         return key <= query
     return _block(key, first, size) <= _block(query, first, size)
 
 
-def _block(slots: torch.Tensor, first: int, size: int) -> torch.Tensor:
+def _block(slots: torch.Tensor, first: torch.Tensor, size: torch.Tensor) -> torch.Tensor:
     """Number of the block a slot lies in; all slots before ``first`` form block -1."""
     return torch.div(slots - first, size, rounding_mode="floor").clamp(min=-1)
 

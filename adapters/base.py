@@ -15,7 +15,7 @@ import torch
 
 from adapters.readout import ReadOut
 from adapters.text import TextCodec
-from samplers import Attend, Forward, ModelFacts, Prediction
+from samplers import FULL, Attend, Forward, ModelFacts, Prediction
 
 
 @dataclass(slots=True)
@@ -41,11 +41,7 @@ class MaskedLMAdapter(Protocol):
         """Put a new sequence into a row; ``stream`` keys its random numbers."""
 
     def forward(self, requests: Sequence[Request]) -> list[Prediction]:
-        """One batched run of the model. All requests are alike in `group_key`.
-
-        Raises:
-            ValueError: for an attention pattern that the model does not serve.
-        """
+        """One batched run of the model. All requests are alike in `group_key`, and in line with `facts`."""
 
     def synchronize(self) -> None:
         """Wait until the device has finished."""
@@ -59,32 +55,37 @@ def group_key(forward: Forward) -> tuple:
 
 @dataclass(slots=True)
 class Group:
-    """Requests as tensors. Windows are padded on the right to W; padding repeats the row's last slot."""
+    """Requests as tensors. Windows are padded on the right to W; padding repeats the window's last slot."""
 
+    forwards: list[Forward]
     rows: torch.Tensor  # (B,)
     starts: torch.Tensor  # (B,)
     lengths: torch.Tensor  # (B,) window lengths
-    positions: torch.Tensor  # (B, W) slots, clamped to the row
-    ids: torch.Tensor  # (B, W)
     contexts: torch.Tensor  # (B, 2) first and last + 1 of the cached slots visible
-    forwards: list[Forward]
-    attend: Attend | None
+    edges: torch.Tensor  # (B, 2) first edge and size of the blocks, for a pattern of blocks
+    positions: torch.Tensor  # (B, W) slots
+    ids: torch.Tensor  # (B, W)
     padded: bool  # whether any window is shorter than W
+    leading: bool  # whether the rows are 0..B-1
 
     @property
     def store(self) -> bool:
         return self.forwards[0].store
 
+    @property
+    def attend(self) -> Attend | None:
+        return self.forwards[0].attend  # alike in pattern, not in edges
+
 
 class DeviceAdapter(ABC):
     """Keeps tokens on the device, gathers windows, and reads the wanted slots out; a subclass runs the network.
 
-    Only changed slots go up (one packed copy) and one packed result comes down per call.
+    Three small packed copies go up per call (changed slots, windows, wanted slots), one packed result comes down.
     """
 
     def __init__(self, facts: ModelFacts, codec: TextCodec, device: torch.device, logits_mib: int = 256) -> None:
         self.facts, self.codec, self.device = facts, codec, device
-        self.read_out = ReadOut(facts.mask_id, logits_mib)
+        self.read_out = ReadOut(facts.mask_id, facts.vocab_size, logits_mib)
 
     @abstractmethod
     def hidden(self, group: Group) -> torch.Tensor:
@@ -111,19 +112,19 @@ class DeviceAdapter(ABC):
         self._update_canvas(requests)
         group = self._group(requests)
         hidden = self.hidden(group)
+        if not any(len(f.want) for f in group.forwards):
+            return [Prediction((), {}, {}) for _ in requests]
+        return _split(self._read(group, hidden), group.forwards)
+
+    def _read(self, group: Group, hidden: torch.Tensor) -> list[list[float]]:
+        """Columns over the N wanted slots of all requests, request after request; only these see the head."""
         forwards = group.forwards
-        counts = [len(f.want) for f in forwards]
-        if not sum(counts):
-            return [Prediction((), {}, {}) for _ in forwards]
-        member = [b for b, count in enumerate(counts) for _ in range(count)]
+        members = [b for b, f in enumerate(forwards) for _ in f.want]
         slots = [slot for f in forwards for slot in f.want]
-        draws = [f.draw for f, count in zip(forwards, counts, strict=True) for _ in range(count)]
-        where = torch.tensor([member, slots, draws], device=self.device)
-        offsets = where[1] - self.facts.shift - group.starts[where[0]]
-        columns = self.read_out(
-            hidden[where[0], offsets], self.head, forwards[0], self.streams[group.rows[where[0]]], where[1], where[2]
-        )
-        return _split(columns, forwards, counts)
+        draws = [f.draw for f in forwards for _ in f.want]
+        member, slot, draw = torch.tensor([members, slots, draws], device=self.device)
+        wanted = hidden[member, slot - self.facts.shift - group.starts[member]]
+        return self.read_out(wanted, self.head, forwards[0], self.streams[group.rows[member]], slot, draw)
 
     def _update_canvas(self, requests: Sequence[Request]) -> None:
         rows = [r.row for r in requests for _ in r.changed]
@@ -135,39 +136,38 @@ class DeviceAdapter(ABC):
 
     def _group(self, requests: Sequence[Request]) -> Group:
         forwards = [r.forward for r in requests]
-        self._refuse_unserved(forwards[0].attend)
-        lengths = [len(f.window) for f in forwards]
-        packed = torch.tensor(
-            [
-                [r.row for r in requests],
-                [f.window.start for f in forwards],
-                lengths,
-                [f.context.start for f in forwards],
-                [f.context.stop for f in forwards],
-            ],
-            device=self.device,
+        packed = torch.tensor([_numbers(r.row, r.forward) for r in requests], device=self.device)
+        rows, starts, lengths = packed[:, :3].T
+        widths = [len(f.window) for f in forwards]
+        steps = torch.arange(max(widths), device=self.device)
+        positions = starts[:, None] + torch.minimum(steps, lengths[:, None] - 1)
+        return Group(
+            forwards,
+            rows,
+            starts,
+            lengths,
+            contexts=packed[:, 3:5],
+            edges=packed[:, 5:],
+            positions=positions,
+            ids=self.canvas[rows[:, None], positions],
+            padded=min(widths) < max(widths),
+            leading=all(r.row == b for b, r in enumerate(requests)),
         )
-        rows, starts, sizes = packed[:3]
-        steps = torch.arange(max(lengths), device=self.device)
-        positions = starts[:, None] + torch.minimum(steps, sizes[:, None] - 1)
-        ids = self.canvas[rows[:, None], positions]
-        padded = min(lengths) < max(lengths)
-        return Group(rows, starts, sizes, positions, ids, packed[3:].T, forwards, forwards[0].attend, padded)
-
-    def _refuse_unserved(self, attend: Attend | None) -> None:
-        if attend is not None and attend.pattern not in self.facts.attentions:
-            served = ", ".join(sorted(self.facts.attentions))
-            raise ValueError(f"{attend.pattern} attention was asked of a model that serves {served}")
 
 
-def _split(columns: list[list[float]], forwards: Sequence[Forward], counts: Sequence[int]) -> list[Prediction]:
+def _numbers(row: int, forward: Forward) -> tuple[int, ...]:
+    window, context, attend = forward.window, forward.context, forward.attend or FULL
+    return row, window.start, len(window), context.start, context.stop, attend.first, attend.size
+
+
+def _split(columns: list[list[float]], forwards: Sequence[Forward]) -> list[Prediction]:
     """Columns of all wanted slots (token, confidence, finite, then what was asked) to one prediction a request."""
     ask = forwards[0].ask
     predictions, start = [], 0
-    for forward, count in zip(forwards, counts, strict=True):
-        part = [column[start : start + count] for column in columns]
-        start += count
+    for forward in forwards:
         slots = forward.want
+        part = [column[start : start + len(slots)] for column in columns]
+        start += len(slots)
         prediction = Prediction(slots, dict(zip(slots, map(int, part[0]))), dict(zip(slots, part[1])))
         prediction.finite = all(part[2])
         if "margin" in ask:

@@ -9,7 +9,7 @@ import torch
 
 
 class KeyValueStore:
-    """One preallocated pair of tensors a layer, written in place.
+    """One preallocated pair of tensors (R, H, S + 1, D) a layer, written in place; slot S takes what padding writes.
 
     transformers' attention layers see it through `update`; what it does there is set by `aim` before each forward.
     """
@@ -18,18 +18,25 @@ class KeyValueStore:
         self.rows, self.slots = rows, slots
         self.layers: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
 
-    def aim(self, rows: torch.Tensor, positions: torch.Tensor, written: bool, reach: int, contiguous: bool) -> None:
+    def aim(self, rows: torch.Tensor, positions: torch.Tensor, written: bool, reach: int, leading: bool) -> None:
         """Say what the next forward does.
 
         Args:
             rows: (B,) rows of the group.
-            positions: (B, W) slots of the windows; padding repeats a row's last slot and its keys are equal to it.
+            positions: (B, W) slots to which the windows' keys go, S for padding.
             written: whether the window's keys are stored; if not they are appended behind the cached ones.
             reach: cached slots read, from slot 0.
-            contiguous: whether ``rows`` are 0..B-1, so that reading is a view.
+            leading: whether ``rows`` are 0..B-1, so that reading is a view.
         """
         self._rows, self._positions, self._written = rows, positions, written
-        self._reach, self._contiguous = reach, contiguous
+        self._reach, self._leading = reach, leading
+
+    @torch.inference_mode()
+    def forget(self, row: int) -> None:
+        """Clear a row for a new sequence: hidden slots still enter the sums, times 0, and must be finite for that."""
+        for held in self.layers.values():
+            for tensor in held:
+                tensor[row].zero_()
 
     def update(
         self, keys: torch.Tensor, values: torch.Tensor, layer: int, **unused: object
@@ -48,11 +55,11 @@ class KeyValueStore:
 
     def _layer(self, layer: int, like: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         if layer not in self.layers:
-            shape = (self.rows, like.shape[1], self.slots, like.shape[3])
+            shape = (self.rows, like.shape[1], self.slots + 1, like.shape[3])
             self.layers[layer] = (like.new_zeros(shape), like.new_zeros(shape))
         return self.layers[layer]
 
     def _read(self, held: torch.Tensor) -> torch.Tensor:
-        if self._contiguous:
+        if self._leading:
             return held[: len(self._rows), :, : self._reach]
         return held[self._rows, :, : self._reach]

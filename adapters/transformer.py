@@ -5,11 +5,12 @@ Shapes: B rows of a group, W slots of the longest window, K keys, N wanted slots
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import torch
 
-from adapters.attention import Visibility, among_window, count_mask
+from adapters.attention import Visibility, count_mask, may_see
 from adapters.base import DeviceAdapter, Group
 from adapters.cache import KeyValueStore
 from adapters.text import TextCodec
@@ -32,6 +33,10 @@ class TransformerAdapter(DeviceAdapter):
         super().open(rows, slots)
         self.store = KeyValueStore(rows, slots)
 
+    def place(self, row: int, tokens: Sequence[int], stream: int) -> None:
+        super().place(row, tokens, stream)
+        self.store.forget(row)
+
     def hidden(self, group: Group) -> torch.Tensor:
         reach = self._aim(group)
         output = self.body(
@@ -52,9 +57,15 @@ class TransformerAdapter(DeviceAdapter):
         reach = 0
         if any(len(f.context) for f in forwards):
             reach = max(max(f.context.stop, f.window.stop if group.store else 0) for f in forwards)
-        rows = group.rows.tolist() if reach else []
-        self.store.aim(group.rows, group.positions, group.store, reach, rows == list(range(len(rows))))
+        places = group.positions
+        if group.store and group.padded:  # padding sees more than the slot it repeats, so its keys differ
+            places = places.where(self._inside(group), self.store.slots)
+        self.store.aim(group.rows, places, group.store, reach, group.leading)
         return reach
+
+    def _inside(self, group: Group) -> torch.Tensor:
+        """(B, W) bool: False for padding."""
+        return torch.arange(group.ids.shape[1], device=self.device) < group.lengths[:, None]
 
     def _visibility(self, group: Group, reach: int) -> Visibility:
         """The cheapest description of what the window may see: nothing to say, causal, or a dense mask."""
@@ -65,32 +76,23 @@ class TransformerAdapter(DeviceAdapter):
             return Visibility()
         count_mask()
         if pattern == "full" and not reach:  # only padding to hide: one row of the mask serves all queries
-            steps = torch.arange(group.ids.shape[1], device=self.device)
-            return Visibility((steps < group.lengths[:, None])[:, None, None])
+            return Visibility(self._inside(group)[:, None, None])
         return Visibility(self._mask(group, pattern, reach)[:, None])
 
     def _mask(self, group: Group, pattern: str, reach: int) -> torch.Tensor:
         """(B, W, K) bool; keys are the cached slots, then the window unless it was stored among them."""
-        edges = [(f.attend.first, f.attend.size) for f in group.forwards if f.attend]
-        first, size = torch.tensor(edges, device=self.device).T[:, :, None, None] if edges else (0, 0)
-        window = among_window(pattern, group.positions, first, size)
-        steps = torch.arange(group.ids.shape[1], device=self.device)
-        window &= (steps < group.lengths[:, None])[:, None]  # padding is nobody's to see
-        if not reach:
-            return window
-        slots = torch.arange(reach, device=self.device)
-        begins, ends = group.contexts[:, :1], group.contexts[:, 1:]
-        cached = ((slots >= begins) & (slots < ends))[:, None].expand(-1, group.ids.shape[1], -1)
-        if not group.store:
-            return torch.cat((cached, window), 2)
-        return self._stored(group, window, cached.clone())
-
-    def _stored(self, group: Group, window: torch.Tensor, cached: torch.Tensor) -> torch.Tensor:
-        """Move the window's part of a mask to the slots where its keys were stored; padding repeats the last."""
-        last = group.lengths[:, None] - 1
-        steps = torch.minimum(torch.arange(group.ids.shape[1], device=self.device), last)
-        shown = window.gather(2, steps[:, None].expand_as(window))
-        return cached.scatter_(2, group.positions[:, None].expand_as(window), shown)
+        slots = torch.arange(reach, device=self.device)[None, None]
+        first, size = group.edges.T[:, :, None, None]
+        begin, end = group.contexts.T[:, :, None, None]
+        cached = (slots >= begin) & (slots < end)  # (B, 1, reach)
+        start, stop = group.starts[:, None, None], (group.starts + group.lengths)[:, None, None]
+        own = (slots >= start) & (slots < stop)
+        queries = group.positions[:, :, None]
+        if reach and group.store:  # the window's keys are read where they were stored
+            return (cached & ~own) | (own & may_see(pattern, queries, slots, first, size))
+        window = may_see(pattern, queries, group.positions[:, None], first, size)
+        window &= self._inside(group)[:, None]  # padding is nobody's to see
+        return torch.cat(((cached & ~own).expand(-1, window.shape[1], -1), window), 2)
 
 
 def _sees_all_cached(group: Group, pattern: str, reach: int) -> bool:
@@ -98,8 +100,7 @@ def _sees_all_cached(group: Group, pattern: str, reach: int) -> bool:
     forwards = group.forwards
     if group.padded or any(f.context.start for f in forwards):
         return False
-    if group.store:
-        whole = all(f.context.stop == f.window.start and f.window.stop == reach for f in forwards)
-    else:
-        whole = all(f.context.stop == reach for f in forwards)
-    return whole and (pattern == "full" or group.ids.shape[1] == 1)
+    if any(f.context.stop < f.window.start if group.store else f.context.stop > f.window.start for f in forwards):
+        return False  # a gap before the window, or its own outdated keys
+    ends = {max(f.context.stop, f.window.stop) if group.store else f.context.stop for f in forwards}
+    return ends == {reach} and (pattern == "full" or group.ids.shape[1] == 1)

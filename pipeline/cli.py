@@ -9,19 +9,22 @@ import difflib
 import os
 import re
 import sys
-from collections.abc import Callable
-from dataclasses import fields, is_dataclass
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import hydra
 from hydra.core.hydra_config import HydraConfig
-from hydra.errors import HydraException
+from hydra.errors import HydraException, OverrideParseException
 from hydra.types import RunMode
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from pipeline import config
-from pipeline.errors import UserError
+from pipeline.errors import UserError, one_line
+from pipeline.stopping import Stopped, stopping_on_signals
+
+GROUPS = ("model", "sampler", "dataset", "logger", "trainer", "experiment")
 
 
 def guarded(main: Callable[[], Any]) -> None:
@@ -34,7 +37,8 @@ def guarded(main: Callable[[], Any]) -> None:
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())  # a user's own samplers and datasets, also for the console script
     try:
-        main()
+        with stopping_on_signals():
+            main()
     except (Exception, Carried) as caught:
         error = caught.__cause__ if isinstance(caught, Carried) else caught
         assert isinstance(error, Exception)
@@ -43,8 +47,12 @@ def guarded(main: Callable[[], Any]) -> None:
         if isinstance(error, (UserError, HydraException, OmegaConfBaseException)):
             print(f"error: {sentence(error)}", file=sys.stderr)
             sys.exit(2)
-        print(f"error: {type(error).__name__}: {error} (HYDRA_FULL_ERROR=1 shows where)", file=sys.stderr)
+        hint = "; ".join([*getattr(error, "__notes__", ()), "HYDRA_FULL_ERROR=1 shows where"])
+        print(f"error: {one_line(error)} ({hint})", file=sys.stderr)
         sys.exit(1)
+    except Stopped as stopped:
+        print(f"{stopped.state} ({stopped}) before anything was decoded", file=sys.stderr)
+        sys.exit(stopped.code)
 
 
 class Carried(BaseException):
@@ -55,6 +63,10 @@ def sentence(error: Exception) -> str:
     """An error of ours, of Hydra or of OmegaConf in one sentence that names key, value and what would be right."""
     text = str(error)
     cause = str(error.__cause__ or "")
+    if isinstance(error, OverrideParseException):
+        return _unreadable(error.override)
+    if found := re.search(r"Ambiguous value for argument '(.+)'", text):
+        return f"{_unreadable(found[1])}; or add -m for a sweep over values"
     if found := re.search(r"Could not override '([\w.]+)'", text):
         return f"{found[1]} is no option{_did_you_mean(found[1])}"
     if found := re.search(r"Error merging override (.+)", text):
@@ -64,25 +76,64 @@ def sentence(error: Exception) -> str:
         group, _, option = found[1].rpartition("/")
         choices = ", ".join(re.findall(r"^\t([\w.-]+)$", text, re.MULTILINE))
         return f"{group}={option} does not exist; choose from {choices}" if choices else text.splitlines()[0]
-    first = " ".join(line.strip() for line in text.splitlines()[:1])
-    if "mismatched input" in text or "token recognition error" in text or "extraneous input" in text:
-        return f"{first}: put values with spaces or commas in inner quotes, as in 'prompt=\"a, b\"'"
-    return first or type(error).__name__
+    return next((line.strip() for line in text.splitlines() if line.strip()), type(error).__name__)
+
+
+def _unreadable(override: str) -> str:
+    """What is wrong with a word of the command line that Hydra cannot read, and how it is written."""
+    key, equals, value = override.partition("=")
+    if not equals:
+        return f"{override!r} is no override: write key=value, such as sampler=threshold"
+    quoted = value.replace("'", "\\'")
+    return f"{override!r} cannot be read: quote a value with spaces, commas or = once more, as \"{key}='{quoted}'\""
 
 
 def _did_you_mean(key: str) -> str:
-    """The closest option of the schema, as a question."""
-    node: Any = config.Config
+    """The closest option, or all there are, of what the command line chose (a user's own sampler or dataset too)."""
+    from pipeline.compose import compose
+
+    words = list(sys.argv[1:])
+    chosen = [word.split(",")[0] for word in words if word.partition("=")[0] in GROUPS]
     path, _, last = key.rpartition(".")
-    for part in path.split(".") if path else ():
-        nodes = {f.name: f.default_factory for f in fields(node) if is_dataclass(f.default_factory)}
-        node = nodes.get(part)
-        if node is None:
-            return ""
-    names = [f.name for f in fields(node)]
+    try:
+        whole = compose(chosen, next(_config_dirs(words), None))
+        names = [str(name) for name in (OmegaConf.select(whole, path) if path else whole)]
+    except Exception:  # the choice itself is wrong: that is told another time
+        return ""
+    names = [name for name in names if not name.startswith("_")]
     close = difflib.get_close_matches(last, names, n=1)
     prefix = f"{path}." if path else ""
     return f": did you mean {prefix}{close[0]}?" if close else f": the options are {', '.join(names)}"
+
+
+def _config_dirs(words: list[str]) -> Iterator[str]:
+    """The user's folder of options as the command line names it."""
+    for word, following in zip(words, [*words[1:], ""]):
+        if word in ("--config-dir", "-cd"):
+            yield following
+        elif word.startswith("--config-dir="):
+            yield word.partition("=")[2]
+
+
+def config_dir() -> str | None:
+    """``--config-dir`` of the running command, relative to the current folder where it lies below it."""
+    return next((_short(source.path) for source in _sources() if source.provider == "command-line"), None)
+
+
+def command_of(overrides: list[str], multirun: bool = False) -> list[str]:
+    """The command that reruns a job: with the user's ``--config-dir``, as Hydra read it."""
+    folder = config_dir()
+    extra = [*(["--config-dir", folder] if folder else []), *(["-m"] if multirun else [])]
+    return ["python", "-m", "pipeline", *extra, *overrides]
+
+
+def _sources() -> list[Any]:
+    return list(HydraConfig.get().runtime.config_sources)
+
+
+def _short(path: str) -> str:
+    below = Path(path).is_relative_to(Path.cwd())
+    return str(Path(path).relative_to(Path.cwd())) if below else path
 
 
 def overridden_options(overrides: list[str]) -> list[str]:
@@ -91,19 +142,23 @@ def overridden_options(overrides: list[str]) -> list[str]:
     return [key.removeprefix("sampler.") for key in keys if key.startswith("sampler.")]
 
 
+def raw(overrides: Any) -> list[str]:
+    """Overrides as they were given: Hydra keeps them in a list that would resolve their interpolations."""
+    return OmegaConf.to_container(overrides, resolve=False)  # type: ignore[return-value]
+
+
 @hydra.main(version_base="1.3", config_path="../conf", config_name="config")
 def _single(cfg: DictConfig) -> None:
     """One run; also one job of a sweep under a foreign launcher (submitit, joblib, …)."""
     composed = HydraConfig.get()
     in_sweep = composed.mode == RunMode.MULTIRUN
     try:
-        _run(cfg, list(composed.overrides.task), in_sweep)
+        _run(cfg, raw(composed.overrides.task), in_sweep)
     except Exception as error:
         raise error if in_sweep else Carried() from error
 
 
 def _run(cfg: DictConfig, overrides: list[str], in_sweep: bool) -> None:
-    from pipeline.evaluation import Stopped
     from pipeline.job import prepare
     from pipeline.quiet import quiet_libraries
     from pipeline.ranks import agree, world
@@ -115,7 +170,7 @@ def _run(cfg: DictConfig, overrides: list[str], in_sweep: bool) -> None:
     sweep = sweep_name(cfg) if in_sweep else None
     folder = agree(folder_of(job, sweep) if world()[0] == 0 else None)
     try:
-        run_job(job, folder, ["python", "-m", "pipeline", *overrides], sweep)
+        run_job(job, folder, command_of(overrides, in_sweep), sweep)
     except Stopped as stopped:
         sys.exit(stopped.code)
 

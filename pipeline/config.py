@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Any
 
@@ -99,6 +100,7 @@ class ModelNode:
     mask_id: int | None = None
     end_ids: list[int] | None = None
     end_tokens: list[str] = field(default_factory=list)
+    trust_checkpoint: bool = False
 
 
 @dataclass
@@ -131,27 +133,44 @@ def register() -> None:
     """
     parts = {entry.name: entry.default_factory for entry in fields(Config) if is_dataclass(entry.default_factory)}
     schema: dict[str, Any] = {name: OmegaConf.structured(part) for name, part in parts.items()}
-    schema |= {**_typed(Config), "sampler": _typed(SamplerOptions), "dataset": {}}
+    schema |= {**typed(Config), "sampler": typed(SamplerOptions), "dataset": {}}
     ConfigStore.instance().store(name="schema", node=schema)
 
 
-def _typed(cls: type) -> dict[str, Node]:
+def typed(cls: type) -> dict[str, Node]:
     """A dataclass's scalar fields as typed nodes of an open dictionary."""
-    kinds = {"int": IntegerNode, "float": FloatNode, "str": StringNode, "bool": BooleanNode}
-    nodes = {}
+    kinds: dict[str, Any] = {"int": IntegerNode, "float": FloatNode, "str": StringNode, "bool": BooleanNode}
+    nodes: dict[str, Node] = {}
     for entry in fields(cls):
-        kind = kinds.get(str(entry.type).partition(" ")[0])
-        if kind:
-            nodes[entry.name] = kind(value=entry.default, is_optional="None" in str(entry.type))
+        words = str(getattr(entry.type, "__name__", entry.type)).split(" | ")
+        kind = next((kinds[word] for word in words if word in kinds), None)
+        if kind and set(words) <= {*kinds, "None"}:
+            default = None if entry.default is dataclasses.MISSING else entry.default
+            nodes[entry.name] = kind(value=default, is_optional="None" in words or default is None)
     return nodes
+
+
+def refuse_unknown(cfg: DictConfig) -> None:
+    """Refuse a key that nobody reads: the root is open, so that a tool such as `pipeline.decode` may add its own."""
+    known = [entry.name for entry in fields(Config)]
+    unknown = [str(key) for key in cfg if key not in known]
+    if unknown:
+        raise UserError(f"{unknown[0]} is no option: the options are {', '.join(known)}")
 
 
 def refuse_missing(cfg: DictConfig) -> None:
     """Refuse a configuration with values still to be given, naming all of them at once."""
-    missing = sorted(OmegaConf.missing_keys(cfg))
+    missing = sorted(_missing(OmegaConf.to_container(cfg, resolve=False)))
     if missing:
         example = " ".join(f"{key}=…" for key in missing)
         raise UserError(f"missing: {', '.join(missing)}; give {'them' if len(missing) > 1 else 'it'} as {example}")
+
+
+def _missing(node: Any, path: str = "") -> list[str]:
+    """Keys below a node without a value; interpolations are left alone, so that one to such a key hides no other."""
+    if isinstance(node, dict):
+        return [key for name, value in node.items() for key in _missing(value, f"{path}.{name}" if path else str(name))]
+    return [path] if node == "???" else []
 
 
 def plain(cfg: DictConfig) -> dict[str, Any]:
@@ -163,4 +182,5 @@ def plain(cfg: DictConfig) -> dict[str, Any]:
     try:
         return OmegaConf.to_container(cfg, resolve=True, throw_on_missing=True)  # type: ignore[return-value]
     except OmegaConfBaseException as error:
-        raise UserError(str(error).splitlines()[0]) from error
+        key = f"{error.full_key}: " if error.full_key else ""
+        raise UserError(f"{key}{str(error).splitlines()[0]}") from error

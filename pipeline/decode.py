@@ -10,7 +10,7 @@ import sys
 from dataclasses import dataclass
 from typing import Any
 
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 
 from pipeline.errors import UserError
 from samplers import stream_key
@@ -37,35 +37,42 @@ class DecodeResult:
     metadata: dict[str, Any]
 
 
-def decode(prompt: str, *overrides: str) -> DecodeResult:
+def decode(prompt: str, *overrides: str, config_dir: str | None = None) -> DecodeResult:
     """Decode one prompt with a model and sampler chosen as on the command line.
+
+    Args:
+        config_dir: a folder of further options, as ``--config-dir`` on the command line.
 
     Raises:
         UserError: for options that don't fit, or a prompt too long for the model.
     """
     from pipeline.compose import compose
 
-    return decode_with(compose(overrides), prompt)
+    return decode_with(compose(overrides, config_dir), prompt)
 
 
 def decode_with(cfg: DictConfig, prompt: str) -> DecodeResult:
     """As `decode`, for a composed configuration; of the dataset only its length and block size are used."""
     import torch
 
-    from pipeline.config import plain, refuse_missing
+    from pipeline.config import plain, refuse_missing, refuse_unknown
     from pipeline.engine import Engine, Task
     from pipeline.evaluation import load_model
-    from pipeline.job import describe_model, make_dataset
+    from pipeline.job import describe_model, device_type, make_dataset
     from pipeline.metrics import count_visible
-    from pipeline.settings import resolve
+    from pipeline.settings import refuse_mismatch, resolve
 
-    cfg.dataset.path = cfg.dataset.get("path") if cfg.dataset.get("path") != "???" else None
+    if OmegaConf.is_missing(cfg.dataset, "path"):
+        cfg.dataset.path = None  # the questions of the dataset are not read
+    refuse_unknown(OmegaConf.masked_copy(cfg, [str(key) for key in cfg if key not in ("prompt", "hydra")]))
     refuse_missing(cfg)
     options, dataset = plain(cfg), make_dataset(cfg.dataset)
-    description = describe_model(options["model"])
+    dataset.validate()
+    accelerator = options["trainer"]["accelerator"]
+    description = describe_model(options["model"], accelerator)
+    refuse_mismatch(cfg, description.facts)
     settings = resolve(cfg.sampler, dataset.gen_length, description.facts, dataset.block_size)
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    adapter = load_model(description, device, options["engine"]["logits_mib"])
+    adapter = load_model(description, torch.device(device_type(accelerator)), options["engine"]["logits_mib"])
     ids = description.codec.encode_chat([{"role": "user", "content": prompt}]) if prompt else []
     task = Task(0, ids, settings.gen_length, stream_key(cfg.seed, 0), traced=True)
     (outcome,) = Engine(adapter, settings.sampler, max_rows=1).decode([task], len(ids) + settings.gen_length)
@@ -94,7 +101,7 @@ def main() -> None:
     def one(cfg: DictConfig) -> None:
         quiet_libraries()
         try:
-            result = decode_with(cfg, cfg.prompt)
+            result = decode_with(cfg, "" if OmegaConf.is_missing(cfg, "prompt") else str(cfg.prompt))
         except Exception as error:
             raise Carried from error
         print(result.text)

@@ -10,7 +10,7 @@ from itertools import islice
 from typing import NamedTuple
 
 from adapters.base import MaskedLMAdapter, Request, group_key
-from samplers import DecodeState, Decoding, Forward, Kind, Prediction, Role, Sampler
+from samplers import Attend, DecodeState, Decoding, Forward, Kind, ModelFacts, Prediction, Role, Sampler
 
 WASTE = 0.25  # largest share of padding in a group
 
@@ -160,7 +160,7 @@ class Engine:
         decoding, began = self.sampler.decode(outcome.state), time.perf_counter()
         first = next(decoding, None)
         if first is None:
-            return None
+            return None  # nothing to decode
         if error := _impossible(first, outcome.state):
             outcome.failure, outcome.error = "failed", error
             return None
@@ -242,15 +242,30 @@ def _request(row: int, sequence: _Live) -> Request:
 
 
 def _impossible(forward: Forward, state: DecodeState) -> str | None:
-    """Why a forward cannot be run: windows and wanted rows must lie inside the row."""
-    window = forward.window
-    if not len(window) or window.start < 0 or window.stop > len(state.tokens):
-        if state.prompt_length == 0 and state.model.shift:
-            return "an empty prompt: this model needs at least one token to predict the next"
-        return f"the sampler asked for {window} in a row of {len(state.tokens)} slots"
-    rows = [slot - state.model.shift for slot in forward.want]
-    if rows and not (window.start <= min(rows) and max(rows) < window.stop):
-        return f"the sampler wants slots {min(forward.want)}..{max(forward.want)}, whose rows lie outside {window}"
+    """Why a forward cannot be run: its slots and wanted rows must lie inside the row, its pattern must be served."""
+    window, want, shift = forward.window, forward.want, state.model.shift
+    low, high = (min(want) - shift, max(want) - shift) if want else (window.start, window.start)
+    if shift and not state.prompt_length and (not window or low < 0):
+        return "an empty prompt: this model needs at least one token to predict the next"
+    for slots in (window, forward.context):
+        if slots.step != 1 or slots.start < 0 or slots.stop > len(state.tokens):
+            return f"the sampler asked for {slots} in a row of {len(state.tokens)} slots"
+    if not window:
+        return "the sampler asked for an empty window"
+    if not window.start <= low <= high < window.stop:
+        return f"the sampler wants slots {min(want)}..{max(want)}, whose rows lie outside {window}"
+    return _unserved(forward.attend, state.model)
+
+
+def _unserved(attend: Attend | None, model: ModelFacts) -> str | None:
+    if attend is None:
+        told = model.attention != "blocks"
+        return None if told else "the sampler did not say where the blocks of this block-causal model lie"
+    if attend.pattern not in model.attentions:
+        served = ", ".join(sorted(model.attentions))
+        return f"the sampler asked for {attend.pattern} attention of a model that serves {served}"
+    if attend.pattern == "blocks" and attend.size < 1:
+        return f"the sampler asked for blocks of {attend.size} slots"
     return None
 
 

@@ -4,54 +4,31 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
 import lightning
 import torch
+from lightning.pytorch.strategies.launchers.multiprocessing import _MultiProcessingLauncher
 from torch.utils.data import DataLoader
 
 from adapters.base import DeviceAdapter
 from adapters.loading import Description, load
 from pipeline.engine import Engine, Outcome, Task
-from pipeline.job import Job
+from pipeline.errors import UserError
+from pipeline.job import Job, device_type
 from pipeline.metrics import Timing
 from pipeline.progress import Progress
 from pipeline.quiet import quiet_libraries
 from pipeline.ranks import barrier, nodes, world
 from pipeline.rows import Place, make_row, visible
 from pipeline.runs import RunFolder
+from pipeline.stopping import Stopped, stopping_on_signals
 
 _loaded: dict[str, DeviceAdapter] = {}  # the last model: jobs of a sweep that share it read it once
-
-
-class Stopped(BaseException):
-    """A signal asked the run to end: `state` is what its status becomes, `code` the exit code."""
-
-    def __init__(self, signum: int) -> None:
-        super().__init__(signal.Signals(signum).name)
-        self.state = "interrupted" if signum == signal.SIGINT else "preempted"
-        self.code = 128 + signum
-
-
-@contextmanager
-def stopping_on_signals() -> Iterator[None]:
-    """Turn SIGINT, SIGTERM and SIGUSR1 into `Stopped` for the duration."""
-
-    def stop(signum: int, frame: Any) -> None:
-        raise Stopped(signum)
-
-    signals = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
-    before = [signal.signal(number, stop) for number in signals]
-    try:
-        yield
-    finally:
-        for number, handler in zip(signals, before, strict=True):
-            signal.signal(number, handler)
 
 
 def load_model(description: Description, device: torch.device, logits_mib: int) -> DeviceAdapter:
@@ -59,7 +36,10 @@ def load_model(description: Description, device: torch.device, logits_mib: int) 
     key = f"{description.identity()} {description.dtype} {device}"
     if key not in _loaded:
         _loaded.clear()
-        _loaded[key] = load(description, device, logits_mib)
+        try:
+            _loaded[key] = load(description, device, logits_mib)
+        except ValueError as error:
+            raise UserError(str(error)) from error
     adapter = _loaded[key]
     adapter.facts, adapter.codec = description.facts, description.codec
     adapter.read_out.mask_id, adapter.read_out.bytes = description.facts.mask_id, logits_mib * 2**20
@@ -74,8 +54,11 @@ class Evaluation(lightning.LightningModule):
         self.job, self.indices, self.folder = job, indices, folder
         self.versions, self.commit = versions, commit
 
-    def setup(self, stage: str) -> None:
-        quiet_libraries()  # spawned processes start afresh
+        self.allow_zero_length_dataloader_with_multiple_devices = True  # fewer samples missing than processes
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        quiet_libraries()  # the first of our code that a spawned process runs
+        super().__setstate__(state)
 
     def predict_dataloader(self) -> DataLoader:
         """This rank's shard: sharded here, because a distributed sampler may repeat samples."""
@@ -92,12 +75,16 @@ class Evaluation(lightning.LightningModule):
         engine = Engine(adapter, settings.sampler, engine_options["max_rows"], folder.beat)
         tasks = [self._task(index) for index in shard]
         began = time.perf_counter()
-        with Progress(len(tasks), shown=self.global_rank == 0) as progress:
+        with self._own_signals(), Progress(len(tasks), shown=self.global_rank == 0) as progress:
             timing = self._decode(engine, tasks, folder, progress)
         timing["end_to_end_seconds"] = time.perf_counter() - began
         timing |= self._timed_pass(adapter, tasks[: engine_options["timing_samples"]] if self.global_rank == 0 else [])
         timing["memory_peak_gib"] = memory_peak_gib(device)
         folder.write_json(f"timing.rank{self.global_rank}.json", timing)
+
+    def _own_signals(self) -> AbstractContextManager[None]:
+        """Lightning answers SIGTERM with a broadcast that may never end; what it spawned, its parent ends."""
+        return stopping_on_signals() if self.trainer.strategy.launcher is None else nullcontext()
 
     def _task(self, index: int) -> Task:
         traced = index < self.job.config["engine"]["trace_samples"]
@@ -152,10 +139,11 @@ def evaluate(job: Job, indices: list[int], folder: Path, versions: str, commit: 
     Raises:
         Stopped: on a signal; rows so far are in the folder.
     """
+    quiet_libraries()  # again: Lightning has been imported since
     options, outside = job.config["trainer"], world()[1] > 1
     devices = int(os.environ["LOCAL_WORLD_SIZE"]) if outside else options["devices"]
     trainer = lightning.Trainer(
-        accelerator=options["accelerator"],
+        accelerator=device_type(options["accelerator"]) if options["accelerator"] == "auto" else options["accelerator"],
         devices=devices,
         num_nodes=nodes(),
         strategy="ddp" if outside else "ddp_spawn" if devices > 1 else "auto",
@@ -168,12 +156,19 @@ def evaluate(job: Job, indices: list[int], folder: Path, versions: str, commit: 
     module = Evaluation(job, indices, folder, versions, commit)
     try:
         trainer.predict(module, return_predictions=False)
-    except Stopped as stopped:
-        if trainer.strategy.launcher is not None:
-            trainer.strategy.launcher.kill(signal.SIGTERM)
-        raise stopped
+    except Stopped:
+        _end_processes(trainer)
+        raise
     barrier()
     return _gather_timing(folder, trainer.world_size) if world()[0] == 0 else Timing()
+
+
+def _end_processes(trainer: lightning.Trainer) -> None:
+    """End what Lightning spawned: at once, for it takes SIGTERM as a wish; no row may follow the run's last status."""
+    launcher = trainer.strategy.launcher
+    for process in launcher.procs if isinstance(launcher, _MultiProcessingLauncher) else ():
+        process.kill()
+        process.join()
 
 
 def _gather_timing(folder: Path, devices: int) -> Timing:
@@ -209,6 +204,3 @@ def memory_peak_gib(device: torch.device) -> float | None:
 
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak / (2**30 if sys.platform == "darwin" else 2**20)  # macOS counts bytes, Linux KiB
-
-
-__all__ = ["Evaluation", "Stopped", "evaluate", "load_model", "stopping_on_signals"]

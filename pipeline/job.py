@@ -7,18 +7,19 @@ import hashlib
 import inspect
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from pipeline.config import plain, refuse_missing
+from pipeline.config import plain, refuse_missing, refuse_unknown
 from pipeline.data.base import Dataset, Sample
 from pipeline.errors import UserError
 from pipeline.runs import settings_hash
-from pipeline.settings import Settings, resolve
+from pipeline.settings import Settings, refuse_mismatch, resolve
+from pipeline.tracking import check_options
 from samplers import Sampler, cache, rules, state, stream_key
 
 if TYPE_CHECKING:
@@ -110,12 +111,16 @@ def prepare(cfg: DictConfig, overridden: Sequence[str] = (), in_sweep: bool = Fa
     Raises:
         UserError: one sentence that ends the matter.
     """
+    refuse_unknown(cfg)
     refuse_missing(cfg)
     config = plain(cfg)
     _refuse_out_of_range(config)
+    check_options(config["logger"])
     dataset = make_dataset(cfg.dataset)
+    refuse_absent_devices(**config["trainer"])
     samples = dataset.samples()
-    description = describe_model(config["model"])
+    description = describe_model(config["model"], config["trainer"]["accelerator"])
+    refuse_mismatch(cfg, description.facts)
     settings = resolve(
         cfg.sampler, dataset.gen_length, description.facts, dataset.block_size, overridden, drop_unused=in_sweep
     )
@@ -123,14 +128,22 @@ def prepare(cfg: DictConfig, overridden: Sequence[str] = (), in_sweep: bool = Fa
     return Job(config, description, settings, dataset, samples, prompts)
 
 
-def describe_model(options: dict[str, Any]) -> Description:
+def device_type(accelerator: str) -> str:
+    """``cuda`` or ``cpu``: an accelerator left open is a GPU of NVIDIA's or AMD's if there is one, else the CPU."""
+    import torch
+
+    return "cuda" if accelerator in ("auto", "gpu", "cuda") and torch.cuda.is_available() else "cpu"
+
+
+def describe_model(options: dict[str, Any], accelerator: str = "auto") -> Description:
     """`adapters.loading.describe`, once a process for equal options."""
     from adapters.loading import ModelOptions, describe
 
-    key = json.dumps(options, sort_keys=True)
+    device = device_type(accelerator)
+    key = json.dumps([options, device], sort_keys=True)
     if key not in _described:
         try:
-            _described[key] = describe(ModelOptions(**options))
+            _described[key] = describe(ModelOptions(**options), device)
         except ValueError as error:
             raise UserError(str(error)) from error
     return _described[key]
@@ -149,10 +162,36 @@ def make_dataset(node: DictConfig) -> Dataset:
     except Exception as error:  # hydra wraps whatever the user's module raises
         raise UserError(f"dataset._target_={node._target_} cannot be imported: {error}") from error
     given = {key: value for key, value in plain(node).items() if key != "_target_"}
+    known = [entry.name for entry in fields(cls)]
+    if unknown := [key for key in given if key not in known]:
+        raise UserError(
+            f"dataset.{unknown[0]}={given[unknown[0]]} is not used by dataset={node.name}: leave it out, its options "
+            f"are {', '.join(known)}"
+        )
     try:
         return OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(cls), given))  # type: ignore[return-value]
     except OmegaConfBaseException as error:
         raise UserError(f"dataset.{error.full_key or error.key}: {str(error).splitlines()[0]}") from error
+
+
+def refuse_absent_devices(accelerator: str, devices: int) -> None:
+    """Refuse an accelerator that is unknown or not there, or more GPUs than there are.
+
+    Raises:
+        UserError: naming what there is.
+    """
+    import torch
+
+    gpus, apple = torch.cuda.device_count(), torch.backends.mps.is_available()
+    there = {"auto": True, "cpu": True, "gpu": bool(gpus or apple), "cuda": bool(gpus), "mps": apple}
+    usable = ", ".join(name for name, usable in there.items() if usable)
+    if accelerator not in there:
+        raise UserError(f"trainer.accelerator={accelerator} is not known: use one of {', '.join(there)}")
+    if not there[accelerator]:
+        raise UserError(f"trainer.accelerator={accelerator}: this machine has none, use {usable}")
+    most = 1 if apple and accelerator != "cpu" else gpus if accelerator != "cpu" else 0
+    if most and devices > most:
+        raise UserError(f"trainer.devices={devices} is more than there are: use at most {most}")
 
 
 def code_hash(cls: type[Sampler]) -> str:

@@ -54,7 +54,10 @@ def make_row(job: Job, outcome: Outcome, place: Place) -> dict[str, Any]:
 
 
 def visible(job: Job, ids: list[int]) -> Answer:
-    """Cut a canvas at its first end token, then at the first stop string; tokens are counted in ids."""
+    """Cut a canvas at its first end token, then at the first stop string; tokens are counted in ids.
+
+    Before a stop string they are the fewest ids that spell the visible text.
+    """
     codec, stops = job.description.codec, job.dataset.stop
     count, ended = count_visible(ids, job.description.facts.end_ids)
     ids, text = ids[:count], codec.decode(ids[:count])
@@ -62,9 +65,7 @@ def visible(job: Job, ids: list[int]) -> Answer:
     if not found:
         return Answer(ids, text, ended, False)
     text = text[: min(found)]
-    kept = 0
-    while kept < len(ids) and not any(stop in codec.decode(ids[: kept + 1]) for stop in stops):
-        kept += 1
+    kept = next(count for count in range(len(ids) + 1) if codec.decode(ids[:count]).startswith(text))
     return Answer(ids[:kept], text, ended, True)
 
 

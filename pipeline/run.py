@@ -13,6 +13,7 @@ from pipeline.job import Job, facts_of
 from pipeline.metrics import Timing, summarise
 from pipeline.ranks import barrier, world
 from pipeline.runs import RunFolder, environment, folder_name, unique_folder
+from pipeline.stopping import Stopped, stopping_on_signals
 from pipeline.table import print_notices, print_summary
 from pipeline.tracking import Tracker, track
 
@@ -34,8 +35,6 @@ def run_job(job: Job, folder: Path, command: Sequence[str], group: str | None = 
         UserError: if the folder belongs to other settings, or another process writes in it.
         Stopped: on a signal; the folder says ``interrupted`` or ``preempted`` and keeps its rows.
     """
-    from pipeline.evaluation import Stopped, stopping_on_signals
-
     home = RunFolder(folder)
     if world()[0] > 0:
         return _take_part(job, home)
@@ -50,19 +49,22 @@ def run_job(job: Job, folder: Path, command: Sequence[str], group: str | None = 
         try:
             return _run_claimed(job, home, command, group)
         except Stopped as stopped:
-            home.write_status(stopped.state, expected=len(job.samples), rows=len(home.rows()), error=str(stopped))
-            print(f"\n{stopped.state}: {len(home.rows())} of {len(job.samples)} samples are kept in {folder}")
+            kept = len(home.rows())
+            home.write_status(stopped.state, expected=len(job.samples), rows=kept, error=str(stopped))
+            print(f"\n{stopped.state}: {kept} of {len(job.samples)} samples are kept in {folder}", flush=True)
             raise
         except BaseException as error:
             home.write_failure(error, expected=len(job.samples), rows=len(home.rows()))
+            error.add_note(f"traceback: {folder / 'status.json'}")
             raise
 
 
 def _take_part(job: Job, home: RunFolder) -> dict[str, Any]:
     """What a further rank of torchrun does: decode its share; the first rank keeps the books."""
-    barrier()  # until the first rank has claimed the folder
-    _decode(job, home)
-    barrier()
+    with stopping_on_signals():
+        barrier()  # until the first rank has claimed the folder
+        _decode(job, home)
+        barrier()
     return {}
 
 

@@ -7,8 +7,9 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 from omegaconf import DictConfig
+from omegaconf.errors import OmegaConfBaseException
 
-from pipeline.config import plain
+from pipeline.config import plain, typed
 from pipeline.errors import UserError
 from samplers import BlockDiffusionSampler, ModelFacts, Sampler
 
@@ -83,6 +84,7 @@ def resolve(
         )
     values = {name: value for name, value in given.items() if name in known}
     sources = {name: "option" if name in overridden else "preset" for name in values}
+    values = _of_right_type(cls, values)
     if issubclass(cls, BlockDiffusionSampler):
         gen_length = _divide(values, sources, gen_length, model, protocol_block)
     try:
@@ -94,6 +96,32 @@ def resolve(
         sources.setdefault(entry.name, "default")
     effective = {entry.name: getattr(sampler, entry.name) for entry in fields(cls)}
     return Settings(sampler, gen_length, effective, sources, dropped)
+
+
+def refuse_mismatch(cfg: DictConfig, model: ModelFacts) -> None:
+    """Refuse a sampler that cannot decode a model, naming both by their options.
+
+    Raises:
+        UserError: with what the sampler needs.
+    """
+    try:
+        sampler_class(cfg.sampler._target_).check(model)
+    except UserError:
+        raise
+    except ValueError as error:
+        raise UserError(f"model={cfg.model.name} with sampler={cfg.sampler.name}: {error}") from error
+
+
+def _of_right_type(cls: type[Sampler], values: dict[str, Any]) -> dict[str, Any]:
+    """The options converted to the types of the class's fields; a user's own are in no schema."""
+    nodes = typed(cls)
+    known = DictConfig({name: nodes[name] for name in values if name in nodes})
+    for name in [name for name in values if name in nodes]:
+        try:
+            known[name] = values[name]
+        except OmegaConfBaseException as error:
+            raise UserError(f"sampler.{name}={values[name]} does not fit: {str(error).splitlines()[0]}") from error
+    return {**values, **{str(name): value for name, value in known.items()}}
 
 
 def _divide(

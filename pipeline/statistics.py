@@ -67,4 +67,5 @@ def order(steps: Sequence[int]) -> tuple[float | None, float | None]:
     tied = sum(count * (count - 1) // 2 for count in Counter(steps).values())
     if tied == pairs:
         return None, 1.0
-    return float(kendalltau(range(len(steps)), steps, method="asymptotic").statistic), tied / pairs
+    method = "asymptotic" if len(steps) > 2 else "exact"  # of the p-value, unused: the former divides by n - 2
+    return float(kendalltau(range(len(steps)), steps, method=method).statistic), tied / pairs

@@ -4,25 +4,28 @@ from __future__ import annotations
 
 import importlib
 import os
+import signal
 import sys
-import traceback
 import types
 from collections.abc import Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
-from contextlib import redirect_stdout
+from concurrent.futures import Future, ProcessPoolExecutor, as_completed
+from contextlib import redirect_stdout, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from hydra.core.hydra_config import HydraConfig
 from hydra.core.plugins import Plugins
 from hydra.core.utils import JobReturn, JobStatus
 from hydra.plugins.launcher import Launcher
 from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig, OmegaConf
 
-from pipeline.errors import UserError
+from pipeline.errors import one_line
+from pipeline.stopping import SIGNALS, Stopped, stopping_on_signals
 
 DEFAULT_SWEEP = "sweep"
+_stopped: list[int] = []  # signals that a worker received
 
 
 @dataclass
@@ -43,7 +46,7 @@ class Planned:
     overrides: list[str]
     labels: tuple[str, str, str]
     folder: Path
-    error: str | None = None
+    error: Exception | None = None
     merged: list[list[str]] = field(default_factory=list)
     dropped: dict[str, Any] = field(default_factory=dict)
     state: str = ""
@@ -52,7 +55,9 @@ class Planned:
     @property
     def command(self) -> list[str]:
         """That runs this job alone, into its place in the sweep."""
-        return ["python", "-m", "pipeline", "-m", *self.overrides]
+        from pipeline.cli import command_of
+
+        return command_of(self.overrides, multirun=True)
 
 
 def sweep_name(cfg: DictConfig) -> str:
@@ -70,12 +75,13 @@ def plan(configs: Sequence[tuple[DictConfig, list[str]]]) -> list[Planned]:
     planned: dict[Path, Planned] = {}
     for cfg, overrides in configs:
         labels = (str(cfg.model.name), str(cfg.sampler.name), str(cfg.dataset.name))
-        sweep, error, dropped = sweep_name(cfg), None, {}
+        sweep, dropped = sweep_name(cfg), {}
+        error: Exception | None = None
         try:
             job = prepare(cfg, overridden_options(overrides), in_sweep=True)
             folder, dropped = folder_of(job, sweep), job.settings.dropped
-        except (UserError, ValueError) as refused:
-            error = str(refused)
+        except Exception as refused:  # a user's own dataset or sampler may raise anything
+            error = refused
             folder = Path(cfg.output_root) / sweep / folder_name(*labels, f"refused-{settings_hash(overrides)}")
         if folder in planned:
             planned[folder].merged.append(overrides)
@@ -88,7 +94,6 @@ def plan(configs: Sequence[tuple[DictConfig, list[str]]]) -> list[Planned]:
 def run_planned(cfg: DictConfig, overrides: list[str], folder: Path, command: list[str]) -> tuple[str, dict | None]:
     """Run one job of a sweep; a failure is written into its folder and told as a state, never raised."""
     from pipeline.cli import overridden_options
-    from pipeline.evaluation import Stopped
     from pipeline.job import prepare
     from pipeline.run import run_job
     from pipeline.runs import RunFolder
@@ -97,20 +102,11 @@ def run_planned(cfg: DictConfig, overrides: list[str], folder: Path, command: li
     try:
         job = prepare(cfg, overridden_options(overrides), in_sweep=True)
         summary = run_job(job, folder, command, sweep_name(cfg))
-    except Stopped:
-        raise
     except Exception as error:
-        if isinstance(error, UserError) and not (folder / "status.json").exists():
+        if not (folder / "status.json").exists():
             RunFolder(folder).write_failure(error)
-        return f"failed: {last_line(error)}", None
+        return f"failed: {one_line(error)}", None
     return ("kept" if before and before["state"] == "done" else "done"), summary
-
-
-def last_line(error: BaseException) -> str:
-    """Type and message in one line; of our own errors the message only."""
-    if isinstance(error, UserError):
-        return str(error)
-    return traceback.format_exception_only(error)[-1].strip()
 
 
 class SerialLauncher(Launcher):
@@ -124,9 +120,9 @@ class SerialLauncher(Launcher):
 
     def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
         self.config, self.hydra_context, self.task_function = config, hydra_context, task_function
+        HydraConfig.instance().set_config(config)
 
     def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[JobReturn]:
-        from pipeline.evaluation import Stopped
         from pipeline.quiet import quiet_libraries
 
         quiet_libraries()
@@ -137,7 +133,8 @@ class SerialLauncher(Launcher):
             if job.error:
                 _record_refusal(job)
         try:
-            self.run_all(runnable)
+            with stopping_on_signals():
+                self.run_all(runnable)
         except Stopped as stopped:
             _close(jobs, job_overrides)
             sys.exit(stopped.code)
@@ -182,27 +179,25 @@ class LocalLauncher(SerialLauncher):
         pool = ProcessPoolExecutor(workers, context, initializer=_start_worker, initargs=(devices, threads, sys.path))
         print(f"{len(jobs)} jobs on {workers} workers", flush=True)
         futures = {pool.submit(_in_worker, j.cfg, j.overrides, j.folder, j.command): j for j in jobs}
+        workers_of_pool = pool._processes  # before Python 3.14 there is no public way to reach them
         try:
             self._collect(futures)
+        except Stopped as stopped:
+            for pid in [process.pid for process in workers_of_pool.values() if process.pid]:
+                with suppress(ProcessLookupError):
+                    os.kill(pid, stopped.signum)
+            raise
         finally:
-            pool.shutdown(wait=False, cancel_futures=True)
+            pool.shutdown(wait=True, cancel_futures=True)
 
     def _collect(self, futures: dict[Future, Planned]) -> None:
-        from pipeline.evaluation import Stopped, stopping_on_signals
-
-        waiting = set(futures)
-        with stopping_on_signals():
-            while waiting:
-                ended, waiting = wait(waiting, return_when=FIRST_COMPLETED)
-                for future in ended:
-                    job = futures[future]
-                    try:
-                        job.state, job.summary = future.result()
-                    except Stopped:
-                        raise
-                    except Exception as error:  # the worker died: out of memory, killed
-                        job.state = f"failed: the worker ended ({last_line(error)})"
-                    print(f"{job.state.split(':')[0]}: {' '.join(job.overrides)} → {job.folder}", flush=True)
+        for future in as_completed(futures):
+            job = futures[future]
+            try:
+                job.state, job.summary = future.result()
+            except Exception as error:  # the worker died: out of memory, killed
+                job.state = f"failed: the worker ended ({one_line(error)})"
+            print(f"{job.state} [{' '.join(job.overrides)}] → {job.folder}", flush=True)
 
 
 def _start_worker(devices: Any, threads: int, path: list[str]) -> None:
@@ -210,6 +205,8 @@ def _start_worker(devices: Any, threads: int, path: list[str]) -> None:
     if device:
         os.environ["CUDA_VISIBLE_DEVICES"] = device
     sys.path[:] = path
+    for number in SIGNALS:
+        signal.signal(number, lambda signum, frame: _stopped.append(signum))  # between two jobs
     import torch
 
     from pipeline.quiet import quiet_libraries
@@ -219,22 +216,24 @@ def _start_worker(devices: Any, threads: int, path: list[str]) -> None:
 
 
 def _in_worker(cfg: DictConfig, overrides: list[str], folder: Path, command: list[str]) -> tuple[str, dict | None]:
-    """Run a job with its print in ``log.txt`` of its folder."""
-    from pipeline.evaluation import Stopped
-
+    """Run a job with its print in ``log.txt`` of its folder; after a signal no further job starts."""
+    if _stopped:
+        return "", None
     folder.mkdir(parents=True, exist_ok=True)
-    with (folder / "log.txt").open("a") as log, redirect_stdout(log):
-        try:
+    try:
+        with stopping_on_signals(), (folder / "log.txt").open("a") as log, redirect_stdout(log):
             return run_planned(cfg, overrides, folder, command)
-        except Stopped as stopped:
-            return stopped.state, None
+    except Stopped as stopped:
+        _stopped.append(stopped.signum)
+        return stopped.state, None
 
 
 def _record_refusal(job: Planned) -> None:
     from pipeline.runs import RunFolder
 
-    job.state = f"refused: {job.error}"
-    RunFolder(job.folder).write_failure(UserError(job.error or ""))
+    assert job.error is not None
+    job.state = f"refused: {one_line(job.error)}"
+    RunFolder(job.folder).write_failure(job.error)
 
 
 def _close(jobs: Sequence[Planned], job_overrides: Sequence[Sequence[str]]) -> int:
@@ -286,10 +285,13 @@ def _notes(jobs: Sequence[Planned]) -> list[str]:
             names = ", ".join(f"sampler.{name}" for name in dropped)
             notes.append(f"dropped: {names} (sampler={sampler} does not use {'it' if len(dropped) == 1 else 'them'})")
     for job in jobs:
-        if job.merged:
+        others = [command for command in job.merged if command != job.overrides]
+        if others:
             own = " ".join(override for override in job.overrides if override not in _common(job))
-            also = ", ".join(" ".join(o for o in command if o not in _common(job)) for command in job.merged)
+            also = ", ".join(" ".join(o for o in command if o not in _common(job)) for command in others)
             notes.append(f"merged: {' '.join(job.labels[:2])} with {own} stands for {also} too")
+        if times := len(job.merged) - len(others):
+            notes.append(f"merged: {' '.join(job.overrides)} was given {times + 1} times")
     return notes
 
 

@@ -38,24 +38,24 @@ SHOWN_IF_POSITIVE = ("revised_tokens_mean", "too_long_rate", "failed_rate", "nfe
 
 def console() -> Console:
     """Plain and wide enough for a log when the output is no terminal."""
-    made = Console()
-    return made if made.is_terminal else Console(width=120)
+    made = Console(markup=False, highlight=False)
+    return made if made.is_terminal else Console(width=120, markup=False, highlight=False)
 
 
 def print_notices(job: Job, folder: Path, kept: int) -> None:
     """What the user should know before decoding starts."""
     out = console()
     model, sampler, dataset = job.names
-    out.print(f"{sampler} on {model}, {len(job.samples)} samples of {dataset} → {folder}", highlight=False)
+    out.print(f"{sampler} on {model}, {len(job.samples)} samples of {dataset} → {folder}")
     if job.description.notice:
-        out.print(f"note: {job.description.notice}", highlight=False)
+        out.print(f"note: {job.description.notice}")
     if kept:
-        out.print(f"continuing: {kept} of {len(job.samples)} samples are there already", highlight=False)
+        out.print(f"continuing: {kept} of {len(job.samples)} samples are there already")
     trained_for = type(job.settings.sampler).trained_for
     if trained_for:
-        out.print(f"note: sampler={sampler} presumes a model {trained_for}", highlight=False)
+        out.print(f"note: sampler={sampler} presumes a model {trained_for}")
     if job.settings.dropped:
-        out.print(f"not used by sampler={sampler}, dropped: {_pairs(job.settings.dropped)}", highlight=False)
+        out.print(f"not used by sampler={sampler}, dropped: {_pairs(job.settings.dropped)}")
 
 
 def print_summary(summary: Summary, job: Job, folder: Path | None = None, tracked: str | None = None) -> None:
@@ -71,15 +71,15 @@ def print_summary(summary: Summary, job: Job, folder: Path | None = None, tracke
             table.add_row(label, f"{value:.{digits}f}", _interval(summary, interval, digits))
     out.print(table)
     if summary.get("accuracy") is None:
-        out.print("accuracy: not scored, the samples carry no reference answer", highlight=False)
-    out.print(f"settings: {settings_line(summary)}", highlight=False)
+        out.print("accuracy: not scored, the samples carry no reference answer")
+    out.print(f"settings: {settings_line(summary)}")
     if summary.get("mixed_hardware"):
         out.print("mixed hardware: rows differ in device, dtype, versions or max_rows; no tokens per second")
     if not summary["complete"]:
-        out.print(f"incomplete: {summary['samples']} of {summary['samples_expected']} samples", highlight=False)
+        out.print(f"incomplete: {summary['samples']} of {summary['samples_expected']} samples")
     for what, place in (("rows", folder and folder / "samples.jsonl"), ("W&B", tracked)):
         if place:
-            out.print(f"{what}: {place}", highlight=False, soft_wrap=True)
+            out.print(f"{what}: {place}", soft_wrap=True)
 
 
 def settings_line(summary: Summary) -> str:
@@ -126,7 +126,7 @@ def print_sweep(entries: Sequence[dict[str, Any]], notes: Sequence[str]) -> None
         )
     out.print(table)
     for note in notes:
-        out.print(note, highlight=False, soft_wrap=True)
+        out.print(note, soft_wrap=True)
 
 
 def _number(value: float | None, digits: int) -> str:

@@ -99,9 +99,7 @@ def track(
     secrets and absolute paths are taken out of it here. On other ranks than the first, and for ``kind: none`` or mode
     ``disabled``, nothing happens. Raises ``UserError`` for a kind or mode that does not exist.
     """
-    if cfg_logger["kind"] not in KINDS:
-        raise UserError(f"logger.kind={cfg_logger['kind']} is not known: use one of {', '.join(KINDS)}")
-    mode = choose_mode(cfg_logger.get("mode")) if cfg_logger["kind"] == "wandb" else "disabled"
+    mode = check_options(cfg_logger)
     if mode == "disabled" or _rank() > 0:
         yield Tracker()
         return
@@ -116,6 +114,17 @@ def track(
         run.finish(exit_code=1)
         raise
     run.finish(exit_code=0)
+
+
+def check_options(cfg_logger: Mapping[str, Any]) -> str:
+    """The mode that a logger's options ask for; ``disabled`` for ``kind: none``.
+
+    Raises:
+        UserError: for a kind or mode that does not exist.
+    """
+    if cfg_logger["kind"] not in KINDS:
+        raise UserError(f"logger.kind={cfg_logger['kind']} is not known: use one of {', '.join(KINDS)}")
+    return choose_mode(cfg_logger.get("mode")) if cfg_logger["kind"] == "wandb" else "disabled"
 
 
 def choose_mode(option: str | None) -> str:

@@ -177,14 +177,21 @@ def _train(cfg: DictConfig) -> None:
         logger=False,
     )
     began = time.time()
+    save_description(training, folder / "model")
     trainer.fit(training, ckpt_path=str(last) if last.exists() else None, weights_only=True)
     export(training, folder / "model", {"seconds": round(time.time() - began), "config": OmegaConf.to_container(cfg)})
+
+
+def save_description(training: Training, folder: Path) -> None:
+    """Configuration and tokenizer, so that ``model.path=…/last.ckpt`` decodes while the training goes on."""
+    training.model.config.save_pretrained(folder)
+    training.model.generation_config.save_pretrained(folder)
+    training.tokenizer.save_pretrained(folder)
 
 
 def export(training: Training, folder: Path, record: dict[str, Any]) -> None:
     """Write an ordinary model folder (safetensors, configuration, tokenizer) and what made it."""
     training.model.save_pretrained(folder)
-    training.tokenizer.save_pretrained(folder)
     record["parameters"] = sum(p.numel() for p in training.model.parameters())
     (folder / "training.json").write_text(json.dumps(record, indent=2) + "\n")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from samplers.base import Decoding, Sampler, _refuse_unless
+from samplers.base import Decoding, Sampler, refuse_unless
 from samplers.forward import CAUSAL, Forward
 from samplers.state import DecodeState
 
@@ -25,8 +25,8 @@ class AutoregressiveSampler(Sampler):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _refuse_unless(self.cache in ("prefix", "none"), "cache", self.cache, "prefix or none")
-        _refuse_unless(self.eos != "last", "eos", self.eos, "allow or never")
+        refuse_unless(self.cache in ("prefix", "none"), "cache", self.cache, "prefix or none")
+        refuse_unless(self.eos != "last", "eos", self.eos, "allow or never")
 
     def decode(self, state: DecodeState) -> Decoding:
         shift = state.model.shift

@@ -8,7 +8,7 @@ from dataclasses import dataclass, fields, replace
 from typing import ClassVar
 
 from samplers.cache import CACHES, CachePolicy
-from samplers.forward import Forward, Law, Prediction
+from samplers.forward import Attend, Forward, Law, Prediction
 from samplers.rules import ORDERS, due
 from samplers.state import DecodeState, ModelFacts
 
@@ -35,10 +35,10 @@ class Sampler(ABC):
     eos: str = "allow"
 
     def __post_init__(self) -> None:
-        _refuse_unless(self.temperature >= 0, "temperature", self.temperature, "a number from 0 up")
-        _refuse_unless(self.top_p is None or 0 < self.top_p <= 1, "top_p", self.top_p, "above 0 and at most 1")
-        _refuse_unless(self.top_k is None or self.top_k >= 1, "top_k", self.top_k, "a whole number from 1 up")
-        _refuse_unless(self.eos in EOS_CHOICES, "eos", self.eos, f"one of {', '.join(EOS_CHOICES)}")
+        refuse_unless(self.temperature >= 0, "temperature", self.temperature, "a number from 0 up")
+        refuse_unless(self.top_p is None or 0 < self.top_p <= 1, "top_p", self.top_p, "above 0 and at most 1")
+        refuse_unless(self.top_k is None or self.top_k >= 1, "top_k", self.top_k, "a whole number from 1 up")
+        refuse_unless(self.eos in EOS_CHOICES, "eos", self.eos, f"one of {', '.join(EOS_CHOICES)}")
 
     @classmethod
     def options(cls) -> frozenset[str]:
@@ -96,10 +96,10 @@ class BlockDiffusionSampler(Sampler):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _refuse_unless(self.block_size >= 1, "block_size", self.block_size, "a whole number from 1 up")
-        _refuse_unless(self.steps >= 1, "steps", self.steps, "a whole number from 1 up")
-        _refuse_unless(self.order in ORDERS, "order", self.order, f"one of {', '.join(ORDERS)}")
-        _refuse_unless(self.cache in CACHES, "cache", self.cache, f"one of {', '.join(CACHES)}")
+        refuse_unless(self.block_size >= 1, "block_size", self.block_size, "a whole number from 1 up")
+        refuse_unless(self.steps >= 1, "steps", self.steps, "a whole number from 1 up")
+        refuse_unless(self.order in ORDERS, "order", self.order, f"one of {', '.join(ORDERS)}")
+        refuse_unless(self.cache in CACHES, "cache", self.cache, f"one of {', '.join(CACHES)}")
 
     @classmethod
     def check(cls, model: ModelFacts) -> None:
@@ -112,14 +112,14 @@ class BlockDiffusionSampler(Sampler):
 
     def decode(self, state: DecodeState) -> Decoding:
         policy: CachePolicy = CACHES[self.cache]
-        law, ask = self.law(state), self.statistics()
+        law, ask, attend = self.law(state), self.statistics(), self.attend(state)
         yield from policy.prefill(state)
         for block in state.blocks(self.block_size):
             for step in range(self.steps_per_block(state)):
                 if self.finished(state, block):
                     break
                 forward = policy.forward(state, block, step, self.wanted(state, block))
-                prediction = yield replace(forward, law=law, ask=ask, draw=state.forwards)
+                prediction = yield replace(forward, attend=attend, law=law, ask=ask, draw=state.forwards)
                 self.update_state(state, prediction, step)
             yield from policy.commit(state, block)
             if self.early_stop and state.ended(block.stop):
@@ -141,15 +141,29 @@ class BlockDiffusionSampler(Sampler):
         """What `order` needs to hear besides token and confidence."""
         return frozenset({self.order}) & {"margin", "entropy"}
 
+    def attend(self, state: DecodeState) -> Attend | None:
+        """The model's own pattern; a block-causal model is told where this sampler's blocks lie."""
+        if state.model.attention != "blocks":
+            return None
+        first = state.prompt_length if state.model.block_origin == "prompt" else 0
+        return Attend("blocks", first, self.block_size)
+
     def steps_per_block(self, state: DecodeState) -> int:
-        """The block's share of `steps`."""
-        return self.steps * self.block_size // len(state.canvas)
+        """The block's share of `steps`, rounded down.
+
+        Raises:
+            ValueError: if that leaves a block without a step.
+        """
+        canvas = len(state.canvas)
+        share = self.steps * min(self.block_size, canvas) // canvas
+        refuse_unless(share >= 1, "steps", self.steps, f"at least one for each block of {self.block_size} slots")
+        return share
 
     def quota(self, state: DecodeState, undecided: int, step: int) -> int:
         """Tokens this step must commit for the block to be done within its steps."""
         return due(undecided, self.steps_per_block(state) - step)
 
 
-def _refuse_unless(right: bool, option: str, value: object, would_be_right: str) -> None:
+def refuse_unless(right: bool, option: str, value: object, would_be_right: str) -> None:
     if not right:
         raise ValueError(f"sampler.{option}={value} is out of range: use {would_be_right}")

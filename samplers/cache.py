@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import ClassVar, Protocol
 
-from samplers.forward import Attend, Forward
+from samplers.forward import Forward
 from samplers.state import DecodeState
 
 
@@ -18,7 +18,10 @@ class CachePolicy(Protocol):
         """Forwards made before the first block."""
 
     def forward(self, state: DecodeState, block: range, step: int, want: Sequence[int]) -> Forward:
-        """The forward of one step inside ``block`` that reads ``want``."""
+        """The forward of one step inside ``block`` that reads ``want``: its window, context and what is stored.
+
+        Visibility, law and statistics are the sampler's to add.
+        """
 
     def commit(self, state: DecodeState, block: range) -> Iterator[Forward]:
         """Forwards made once ``block`` is decided."""
@@ -33,10 +36,7 @@ class NoCache:
         yield from ()
 
     def forward(self, state: DecodeState, block: range, step: int, want: Sequence[int]) -> Forward:
-        if state.model.attention != "blocks":
-            return Forward(state.row, want)
-        first = state.prompt_length if state.model.block_origin == "prompt" else 0
-        return Forward(range(block.stop), want, attend=Attend("blocks", first, len(block)))
+        return Forward(range(block.stop) if state.model.attention == "blocks" else state.row, want)
 
     def commit(self, state: DecodeState, block: range) -> Iterator[Forward]:
         yield from ()

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from samplers.base import BlockDiffusionSampler, _refuse_unless
+from samplers.base import BlockDiffusionSampler, refuse_unless
 from samplers.forward import Prediction
 from samplers.rules import ORDERS, surest
 from samplers.state import DecodeState
@@ -30,7 +30,7 @@ class ConfidenceSampler(BlockDiffusionSampler):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _refuse_unless(0 <= self.remask_ratio < 1, "remask_ratio", self.remask_ratio, "from 0 to below 1")
+        refuse_unless(0 <= self.remask_ratio < 1, "remask_ratio", self.remask_ratio, "from 0 to below 1")
 
     def finished(self, state: DecodeState, block: range) -> bool:
         return False

@@ -42,10 +42,11 @@ FULL, CAUSAL = Attend("full"), Attend("causal")
 class Law:
     """How a token is drawn from the logits of a slot.
 
-    The order is fixed: banned ids are removed, then `temperature`, `top_k`, `top_p` (smallest set whose mass reaches
-    it), then an inverse-CDF draw with one uniform per (seed, sample, slot, draw); temperature 0 takes the argmax.
+    The order is fixed: banned ids are removed, then `temperature`, `top_k` (ids as likely as the last one stay too),
+    `top_p` (smallest set whose mass reaches it, equal ones by id), then an inverse-CDF draw with one uniform per (seed,
+    sample, slot, draw). Temperature 0 takes the argmax, the lowest id among equals.
     The *confidence* is the probability of the token under the raw softmax, untempered and unfiltered as in LLaDA
-    (specs: arXiv 2502.09992, reference code). `banned` ids are also out of that softmax, ids in `unsure` are out of
+    (arXiv 2502.09992, reference code). `banned` ids are also out of that softmax, ids in `unsure` are out of
     it only: they may be drawn, with confidence 0. The mask id is never drawn, whatever the law.
     """
 
@@ -64,14 +65,14 @@ class Forward:
     """One run of the model on a window of slots; slots are absolute positions, the prompt included.
 
     Attributes:
-        window: slots run; their ids come from the state.
+        window: slots run, without a gap; their ids come from the state.
         want: slots whose token is asked; the row of logits read is ``slot - shift`` and must lie in the window.
-        context: cached slots visible besides the window.
+        context: cached slots visible besides the window. Where the two overlap the window's new keys are seen.
         store: whether the window's keys and values enter the cache, at their slots.
-        attend: visibility inside the window; None is the model's own pattern.
+        attend: visibility inside the window; None is the model's own pattern, if that is full or causal.
         law: how tokens are drawn; `draw` numbers the draws of this sequence.
         ask: further statistics of the wanted slots, out of ``margin`` and ``entropy``.
-        kind, role: see "Counting" in docs/design.md.
+        kind, role: see "Counting" in docs/metrics.md.
     """
 
     window: range
@@ -96,7 +97,8 @@ class Prediction:
         confidence: probability of that id, 0..1 (see `Law`), computed in float32 or better.
         margin: probability of the best minus that of the second best, if asked.
         entropy: of the raw softmax, in nats, if asked.
-        finite: False if a logit read was not a number or infinite; the engine then fails the sample.
+        finite: False if a logit read was not a number or plus infinity, or all were minus infinity; the engine then
+            fails the sample.
     """
 
     positions: Sequence[int]

@@ -48,7 +48,7 @@ class DecodeState:
         model: what is true of the model.
         stream: key of this sequence's random numbers (see `uniform`).
         forwards: forwards made so far, kept by the engine.
-        committed_at: forwards made when a slot last changed; -1 for the prompt and undecided slots.
+        committed_at: forwards made when a slot got the token it holds; -1 for the prompt and undecided slots.
         revised: committed tokens that changed later.
         changes: slots changed since the engine last asked.
     """
@@ -107,14 +107,15 @@ class DecodeState:
 
     def commit(self, slot: int, token: Token, confidence: float = 1.0) -> None:
         """Decide a slot, or decide it anew; a committed token that changes counts as revised."""
+        assert slot >= self.prompt_length
         before = self._held.pop(slot, None) if self.mask[slot] else self.tokens[slot]
         if before is not None and before != token:
             self.revised += 1
+        if self.mask[slot] or before != token:
+            self.committed_at[slot] = self.forwards
         self.tokens[slot] = token
         self.mask[slot] = False
         self.confidences[slot] = confidence
-        if before != token:
-            self.committed_at[slot] = self.forwards
         self.changes.append(slot)
 
     def remask(self, slot: int) -> None:
@@ -124,6 +125,7 @@ class DecodeState:
         self.tokens[slot] = self.model.mask_id
         self.mask[slot] = True
         self.confidences[slot] = 0.0
+        self.committed_at[slot] = -1
         self.changes.append(slot)
 
     def ended(self, until: int) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from samplers.base import BlockDiffusionSampler, _refuse_unless
+from samplers.base import BlockDiffusionSampler, refuse_unless
 from samplers.forward import Prediction
 from samplers.rules import ORDERS, surest
 from samplers.state import DecodeState
@@ -28,7 +28,7 @@ class ThresholdSampler(BlockDiffusionSampler):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _refuse_unless(0 <= self.threshold <= 1, "threshold", self.threshold, "a probability, 0 to 1")
+        refuse_unless(0 <= self.threshold <= 1, "threshold", self.threshold, "a probability, 0 to 1")
 
     def update_state(self, state: DecodeState, prediction: Prediction, step: int) -> None:
         masked = [i for i in prediction.positions if state.mask[i]]

@@ -94,7 +94,10 @@ def test_an_interrupted_training_goes_on_to_the_same_weights(command_line: Comma
         time.sleep(0.05)
     process.send_signal(signal.SIGKILL)
     process.wait()
-    assert not (curve.parent / "model").exists(), "it was done before it could be cut"
+    weights = curve.parent / "model" / "model.safetensors"
+    assert not weights.exists(), "it was done before it could be cut"
+    checkpoint = f"model.path={curve.parent / 'last.ckpt'}"
+    command_line("model=tiny", checkpoint, "dataset.limit=2", "run=halfway", "logger=none")
     command_line("recipe=tiny", "run=cut", *SMALL, module="pipeline.train")
     command_line("recipe=tiny", "run=whole", *SMALL, module="pipeline.train")
     cut, whole = (
