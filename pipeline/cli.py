@@ -51,7 +51,7 @@ def guarded(main: Callable[[], Any]) -> None:
         print(f"error: {one_line(error)} ({hint})", file=sys.stderr)
         sys.exit(1)
     except Stopped as stopped:
-        print(f"{stopped.state} ({stopped}) before anything was decoded", file=sys.stderr)
+        print(f"{stopped.state} ({stopped})", file=sys.stderr)
         sys.exit(stopped.code)
 
 

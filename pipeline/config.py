@@ -88,7 +88,7 @@ class LoggerOptions:
 
 @dataclass
 class ModelNode:
-    """See `adapters.loading.ModelOptions`, which is filled from this node; repeated here to stay quick to import."""
+    """See `adapters.places.ModelOptions`, which is filled from this node; repeated here to stay quick to import."""
 
     name: str = MISSING
     kind: str = "checkpoint"

@@ -16,7 +16,8 @@ from lightning.pytorch.strategies.launchers.multiprocessing import _MultiProcess
 from torch.utils.data import DataLoader
 
 from adapters.base import DeviceAdapter
-from adapters.loading import Description, load
+from adapters.description import Description
+from adapters.loading import load
 from pipeline.engine import Engine, Outcome, Task
 from pipeline.errors import UserError
 from pipeline.job import Job, device_type

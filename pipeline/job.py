@@ -23,7 +23,7 @@ from pipeline.tracking import check_options
 from samplers import Sampler, cache, rules, state, stream_key
 
 if TYPE_CHECKING:
-    from adapters.loading import Description
+    from adapters.description import Description
 
 _described: dict[str, Description] = {}  # jobs of a sweep share what was read of a model
 
@@ -136,8 +136,9 @@ def device_type(accelerator: str) -> str:
 
 
 def describe_model(options: dict[str, Any], accelerator: str = "auto") -> Description:
-    """`adapters.loading.describe`, once a process for equal options."""
-    from adapters.loading import ModelOptions, describe
+    """`adapters.description.describe`, once a process for equal options."""
+    from adapters.description import describe
+    from adapters.places import ModelOptions
 
     device = device_type(accelerator)
     key = json.dumps([options, device], sort_keys=True)

@@ -94,24 +94,35 @@ def _finished(home: RunFolder, job: Job) -> dict[str, Any] | None:
     if status is None or status["state"] != "done":
         return None
     rows = _kept_rows(home, job)
-    return home.read_json("summary.json") if len(rows) == len(job.samples) else None
+    summary = home.read_json("summary.json")
+    if summary and (other := summary["scorer"]) != job.dataset.scorer:
+        raise UserError(
+            f"{home.path} was scored by {other}, this command asks for {job.dataset.scorer}: "
+            "give this run another name, or delete the folder"
+        )
+    return summary if len(rows) == len(job.samples) else None
 
 
 def _kept_rows(home: RunFolder, job: Job) -> set[str]:
     """Ids of the samples that need no decoding.
 
     Raises:
-        UserError: if a row was decoded under other settings: rows of two keys never share a folder.
+        UserError: if a row was decoded under other settings, or judged by another reference: rows of two keys never
+            share a folder.
     """
     index = {sample.id: i for i, sample in enumerate(job.samples)}
     rows = home.rows()
-    alien = [row for row in rows if row["id"] not in index or row["key"] != job.key(index[row["id"]])]
+    alien = [row for row in rows if row["id"] not in index or not _belongs(row, job, index[row["id"]])]
     if alien:
         raise UserError(
-            f"{home.path} holds {len(alien)} rows decoded under other settings, prompts or weights "
+            f"{home.path} holds {len(alien)} rows of other settings, prompts, reference answers or weights "
             f"(such as {alien[0]['id']}): give this run another name, or delete the folder"
         )
     return {row["id"] for row in rows if row["failure"] != "failed"}
+
+
+def _belongs(row: dict[str, Any], job: Job, index: int) -> bool:
+    return row["key"] == job.key(index) and row["gold"] == job.samples[index].gold
 
 
 def _decode(job: Job, home: RunFolder) -> Timing:

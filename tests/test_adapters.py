@@ -11,7 +11,9 @@ from transformers import AutoModelForCausalLM, LlamaForCausalLM
 
 from adapters import attention
 from adapters.base import Request
-from adapters.loading import TINY, ModelOptions, describe, load
+from adapters.description import describe
+from adapters.loading import load
+from adapters.places import TINY, ModelOptions
 from adapters.transformer import TransformerAdapter
 from pipeline.engine import Engine, Task
 from samplers import (

@@ -10,7 +10,9 @@ import torch
 from omegaconf import OmegaConf
 from safetensors.torch import load_file
 
-from adapters.loading import ModelOptions, describe, load
+from adapters.description import describe
+from adapters.loading import load
+from adapters.places import ModelOptions
 from tests.conftest import ROOT, CommandLine
 
 MODEL = ROOT / "adapters" / "tiny" / "ar"

@@ -12,7 +12,9 @@ import torch
 
 from adapters.attention import Visibility, attention
 from adapters.base import DeviceAdapter, Group, Request
-from adapters.loading import ModelOptions, describe, load
+from adapters.description import describe
+from adapters.loading import load
+from adapters.places import ModelOptions
 from adapters.text import IdCodec
 from adapters.toy import LogitsAdapter, TableAdapter, ToyMaskedLMAdapter
 from adapters.transformer import TransformerAdapter

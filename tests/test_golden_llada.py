@@ -14,7 +14,9 @@ from safetensors.torch import load_file
 
 from adapters.attention import Visibility
 from adapters.base import DeviceAdapter
-from adapters.loading import ModelOptions, describe, load
+from adapters.description import describe
+from adapters.loading import load
+from adapters.places import ModelOptions
 from pipeline.engine import Engine, Outcome, Task
 from samplers import BlockDiffusionSampler, ConfidenceSampler, DecodeState, Prediction, ThresholdSampler
 from tests.shared import SHARED, shared

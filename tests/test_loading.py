@@ -13,8 +13,10 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
+from adapters.description import Description, describe
 from adapters.families import FAMILIES, family_of
-from adapters.loading import TINY, Description, ModelOptions, content_hash, describe, load
+from adapters.loading import load
+from adapters.places import TINY, ModelOptions, content_hash
 from adapters.transformer import TransformerAdapter
 from tests.models import LLADA_CONFIG, llada_tensors, write_llada
 

@@ -90,7 +90,8 @@ def test_every_value_says_where_it_came_from() -> None:
 
 
 def test_a_sweep_drops_what_a_sampler_does_not_use() -> None:
-    settings = settle("samplers.AutoregressiveSampler", threshold=0.3, temperature=0.7, drop=True)
+    facts = ModelFacts(32, None, frozenset({2}), attention="causal", attentions=frozenset({"causal"}), shift=1)
+    settings = settle("samplers.AutoregressiveSampler", model=facts, threshold=0.3, temperature=0.7, drop=True)
     assert settings.dropped == {"threshold": 0.3} and settings.values["temperature"] == 0.7
 
 
@@ -100,7 +101,7 @@ def test_a_sweep_drops_what_a_sampler_does_not_use() -> None:
         ({"greed": "x"}, "sampler.greed=x does not fit: .*Integer"),
         ({"greed": 1.5}, "sampler.greed=1.5 does not fit"),
         ({"weight": "much"}, "sampler.weight=much does not fit: .*Float"),
-        ({"eager": "perhaps"}, "sampler.eager=perhaps does not fit: .*Boolean"),
+        ({"eager": "perhaps"}, "sampler.eager=perhaps does not fit: .*bool"),
     ],
 )
 def test_options_of_a_users_own_sampler_have_the_types_of_its_fields(options: dict[str, Any], said: str) -> None:

@@ -6,7 +6,8 @@ import copy
 
 import pytest
 
-from adapters.loading import ModelOptions, describe
+from adapters.description import describe
+from adapters.places import ModelOptions
 from adapters.text import IdCodec, TokenizerCodec
 from tests.models import END, MASK, VOCABULARY
 
