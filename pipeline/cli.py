@@ -32,7 +32,7 @@ def guarded(main: Callable[[], Any]) -> None:
 
     ``HYDRA_FULL_ERROR=1`` shows the traceback instead.
     """
-    full = os.environ.get("HYDRA_FULL_ERROR") == "1"
+    full = os.environ.get("HYDRA_FULL_ERROR")
     os.environ["HYDRA_FULL_ERROR"] = "1"  # else Hydra prints and exits by itself
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())  # a user's own samplers and datasets, also for the console script
@@ -42,7 +42,7 @@ def guarded(main: Callable[[], Any]) -> None:
     except (Exception, Carried) as caught:
         error = caught.__cause__ if isinstance(caught, Carried) else caught
         assert isinstance(error, Exception)
-        if full:
+        if full == "1":
             raise error from None
         if isinstance(error, (UserError, HydraException, OmegaConfBaseException)):
             print(f"error: {sentence(error)}", file=sys.stderr)
@@ -53,6 +53,8 @@ def guarded(main: Callable[[], Any]) -> None:
     except Stopped as stopped:
         print(f"{stopped.state} ({stopped})", file=sys.stderr)
         sys.exit(stopped.code)
+    finally:
+        os.environ["HYDRA_FULL_ERROR"] = full or "0"
 
 
 class Carried(BaseException):
@@ -76,7 +78,10 @@ def sentence(error: Exception) -> str:
         group, _, option = found[1].rpartition("/")
         choices = ", ".join(re.findall(r"^\t([\w.-]+)$", text, re.MULTILINE))
         return f"{group}={option} does not exist; choose from {choices}" if choices else text.splitlines()[0]
-    return next((line.strip() for line in text.splitlines() if line.strip()), type(error).__name__)
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    if found := re.search(r"In '([\w/.-]+)': \w+ raised while composing config", text):
+        return f"conf/{found[1]}.yaml: {' '.join(lines[1:3])}"
+    return lines[0] if lines else type(error).__name__
 
 
 def _unreadable(override: str) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import shutil
 import signal
 import sys
 import types
@@ -76,13 +77,15 @@ def plan(configs: Sequence[tuple[DictConfig, list[str]]]) -> list[Planned]:
     for cfg, overrides in configs:
         labels = (str(cfg.model.name), str(cfg.sampler.name), str(cfg.dataset.name))
         sweep, dropped = sweep_name(cfg), {}
+        refused_at = Path(cfg.output_root) / sweep / folder_name(*labels, f"refused-{settings_hash(overrides)}")
         error: Exception | None = None
         try:
             job = prepare(cfg, overridden_options(overrides), in_sweep=True)
             folder, dropped = folder_of(job, sweep), job.settings.dropped
+            shutil.rmtree(refused_at, ignore_errors=True)  # what an earlier try left
         except Exception as refused:  # a user's own dataset or sampler may raise anything
             error = refused
-            folder = Path(cfg.output_root) / sweep / folder_name(*labels, f"refused-{settings_hash(overrides)}")
+            folder = refused_at
         if folder in planned:
             planned[folder].merged.append(overrides)
             planned[folder].dropped |= dropped
@@ -255,15 +258,22 @@ def _entry(job: Planned, varied: set[str]) -> dict[str, Any]:
     model, sampler, dataset = job.labels
     unused = {f"sampler.{name}" for name in job.dropped}
     shown = [override for override in job.overrides if override.split("=")[0] in varied - unused]
-    state = job.state.split(":")[0] or "not run"
     return {
         "model": model,
         "sampler": sampler,
         "dataset": dataset,
         "varied": " ".join(o.removeprefix("sampler.") for o in shown),
-        "state": state,
+        "state": job.state.split(":")[0] or _state_on_disk(job),
         "summary": job.summary,
     }
+
+
+def _state_on_disk(job: Planned) -> str:
+    """Of a job that a signal cut off, or kept from starting."""
+    from pipeline.runs import RunFolder
+
+    status = RunFolder(job.folder).status()
+    return status["state"] if status else "not run"
 
 
 def _varied(commands: Sequence[Sequence[str]]) -> set[str]:

@@ -141,7 +141,7 @@ def _entry(module: str) -> Any:
 
 @contextmanager
 def _at_home(folder: Path, argv: list[str]) -> Iterator[None]:
-    before = (Path.cwd(), list(sys.path), sys.argv, os.environ.get("HYDRA_FULL_ERROR"))
+    before = (Path.cwd(), list(sys.path), sys.argv)
     os.chdir(folder)
     sys.argv = argv
     try:
@@ -149,7 +149,4 @@ def _at_home(folder: Path, argv: list[str]) -> Iterator[None]:
     finally:
         os.chdir(before[0])
         sys.path[:], sys.argv = before[1], before[2]
-        os.environ.pop("HYDRA_FULL_ERROR", None)
-        if before[3] is not None:
-            os.environ["HYDRA_FULL_ERROR"] = before[3]
         sys.modules.pop("mine", None)

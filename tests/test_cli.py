@@ -91,6 +91,7 @@ BAD = {
     "an equals sign": (["run=a=b"], r"'run=a=b' cannot be read: quote .* \"run='a=b'\""),
     "a comma": (["run=a, b"], r"'run=a, b' cannot be read: quote .* \"run='a, b'\"; or add -m"),
     "a lone word": (["threshold"], r"'threshold' is no override: write key=value"),
+    "a key of my YAML": (["model=odd"], r"conf/model/odd.yaml: Key 'pth' not in 'ModelNode' full_key: model.pth"),
     "no such class": (["sampler._target_=mine.Yours"], r"sampler._target_=mine.Yours cannot be imported"),
 }
 
@@ -100,6 +101,8 @@ def test_bad_input_is_one_sentence_before_anything_is_loaded(here: Here, argumen
     (here.folder / "empty.jsonl").touch()
     (here.folder / "broken.jsonl").write_text('{"question": "1+1?", "answer": "2"}\n{broken\n')
     (here.folder / "field.jsonl").write_text('{"question": "1+1?", "answer": "2"}\n{"answer": "2"}\n')
+    (here.folder / "my" / "model").mkdir()
+    (here.folder / "my" / "model" / "odd.yaml").write_text("name: odd\nkind: toy\npth: x\n")
     before = dict(evaluation._loaded)
     out, err = here("--config-dir", "my", *TOY, *arguments, code=2)
     assert out == "" and err.startswith("error: ") and err.count("\n") == 1, err

@@ -79,6 +79,7 @@ def test_a_signal_ends_a_sweep_at_once(here: Here, launcher: str) -> None:
     code, state = (143, "preempted") if launcher == "local" else (130, "interrupted")
     assert (ended, err) == (code, "")
     assert "3 jobs" in out and "points: outputs/s/points.csv" in out
+    assert out.count(f" {state} │") == (2 if launcher == "local" else 1) and " not run │" in out
     jobs = here.sweep("s")
     assert {run.status["state"] for run in jobs} == {state}
     assert len(jobs) == (2 if launcher == "local" else 1)  # no further job was begun

@@ -114,6 +114,23 @@ def test_a_job_whose_sampler_cannot_decode_the_model_is_refused_and_the_rest_run
     assert "needs" in refused.status["error"] and not (refused.path / "samples.jsonl").exists()
 
 
+def test_what_was_refused_and_is_mended_leaves_no_trace(here: Here) -> None:
+    common = (
+        "-m",
+        "model=toy",
+        "dataset=jsonl",
+        "dataset.path=q.jsonl",
+        "dataset.gen_length=8",
+        "logger=none",
+        "sweep=s",
+    )
+    here(*common, code=1)
+    assert states(here, "s") == {"failed": 1}
+    (here.folder / "q.jsonl").write_text('{"question": "6 * 7?"}\n')
+    here(*common)
+    assert states(here, "s") == {"done": 1}
+
+
 def test_a_dataset_of_ones_own_that_raises_spoils_its_job_only(here: Here) -> None:
     (here.folder / "mydata.py").write_text(
         "from dataclasses import dataclass\nfrom pipeline.data.base import Dataset\n\n\n"
