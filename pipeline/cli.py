@@ -9,8 +9,7 @@ import difflib
 import os
 import re
 import sys
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import hydra
@@ -22,6 +21,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from pipeline import config
 from pipeline.errors import UserError, one_line
+from pipeline.overrides import command_of, config_dirs, overridden_options, raw
 from pipeline.stopping import Stopped, stopping_on_signals
 
 GROUPS = ("model", "sampler", "dataset", "logger", "trainer", "experiment")
@@ -101,7 +101,7 @@ def _did_you_mean(key: str) -> str:
     chosen = [word.split(",")[0] for word in words if word.partition("=")[0] in GROUPS]
     path, _, last = key.rpartition(".")
     try:
-        whole = compose(chosen, next(_config_dirs(words), None))
+        whole = compose(chosen, next(config_dirs(words), None))
         names = [str(name) for name in (OmegaConf.select(whole, path) if path else whole)]
     except Exception:  # the choice itself is wrong: that is told another time
         return ""
@@ -109,47 +109,6 @@ def _did_you_mean(key: str) -> str:
     close = difflib.get_close_matches(last, names, n=1)
     prefix = f"{path}." if path else ""
     return f": did you mean {prefix}{close[0]}?" if close else f": the options are {', '.join(names)}"
-
-
-def _config_dirs(words: list[str]) -> Iterator[str]:
-    """The user's folder of options as the command line names it."""
-    for word, following in zip(words, [*words[1:], ""]):
-        if word in ("--config-dir", "-cd"):
-            yield following
-        elif word.startswith("--config-dir="):
-            yield word.partition("=")[2]
-
-
-def config_dir() -> str | None:
-    """``--config-dir`` of the running command, relative to the current folder where it lies below it."""
-    return next((_short(source.path) for source in _sources() if source.provider == "command-line"), None)
-
-
-def command_of(overrides: list[str], multirun: bool = False) -> list[str]:
-    """The command that reruns a job: with the user's ``--config-dir``, as Hydra read it."""
-    folder = config_dir()
-    extra = [*(["--config-dir", folder] if folder else []), *(["-m"] if multirun else [])]
-    return ["python", "-m", "pipeline", *extra, *overrides]
-
-
-def _sources() -> list[Any]:
-    return list(HydraConfig.get().runtime.config_sources)
-
-
-def _short(path: str) -> str:
-    below = Path(path).is_relative_to(Path.cwd())
-    return str(Path(path).relative_to(Path.cwd())) if below else path
-
-
-def overridden_options(overrides: list[str]) -> list[str]:
-    """Names of the sampler's options among command-line overrides."""
-    keys = [override.lstrip("+~").split("=")[0] for override in overrides]
-    return [key.removeprefix("sampler.") for key in keys if key.startswith("sampler.")]
-
-
-def raw(overrides: Any) -> list[str]:
-    """Overrides as they were given: Hydra keeps them in a list that would resolve their interpolations."""
-    return OmegaConf.to_container(overrides, resolve=False)  # type: ignore[return-value]
 
 
 @hydra.main(version_base="1.3", config_path="../conf", config_name="config")

@@ -60,6 +60,7 @@ def decode_with(cfg: DictConfig, prompt: str) -> DecodeResult:
     from pipeline.evaluation import load_model
     from pipeline.job import describe_model, device_type, make_dataset
     from pipeline.metrics import count_visible
+    from pipeline.rows import decided
     from pipeline.settings import refuse_mismatch, resolve
 
     if OmegaConf.is_missing(cfg.dataset, "path"):
@@ -78,7 +79,7 @@ def decode_with(cfg: DictConfig, prompt: str) -> DecodeResult:
     (outcome,) = Engine(adapter, settings.sampler, max_rows=1).decode([task], len(ids) + settings.gen_length)
     if outcome.state is None or outcome.failure:
         raise UserError(f"prompt={prompt!r}: {outcome.error}")
-    canvas = [outcome.state.tokens[slot] for slot in outcome.state.canvas if not outcome.state.mask[slot]]
+    canvas = decided(outcome.state)
     tokens = canvas[: count_visible(canvas, description.facts.end_ids)[0]]
     nfe = outcome.counts()["nfe"]
     metadata = {"method": cfg.sampler.name, "settings": settings.values, "trace": outcome.trace}

@@ -25,7 +25,7 @@ from pipeline.metrics import Timing
 from pipeline.progress import Progress
 from pipeline.quiet import quiet_libraries
 from pipeline.ranks import barrier, nodes, world
-from pipeline.rows import Place, make_row, visible
+from pipeline.rows import Place, decided, make_row, visible
 from pipeline.runs import RunFolder
 from pipeline.stopping import Stopped, stopping_on_signals
 
@@ -129,8 +129,7 @@ class Evaluation(lightning.LightningModule):
         engine = Engine(adapter, self.job.settings.sampler, max_rows=1)
         untraced = [Task(task.index, task.prompt, task.length, task.stream) for task in tasks]
         outcomes = [o for o in engine.decode(untraced, self.job.slots) if o.failure is None and o.state]
-        canvases = [[o.state.tokens[slot] for slot in o.state.canvas] for o in outcomes if o.state]
-        tokens = sum(len(visible(self.job, ids).ids) for ids in canvases)
+        tokens = sum(len(visible(self.job, decided(o.state)).ids) for o in outcomes if o.state)
         return {"latencies": [o.seconds for o in outcomes], "latency_tokens": tokens}
 
 

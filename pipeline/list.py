@@ -89,7 +89,8 @@ def main() -> None:
     from hydra.core.hydra_config import HydraConfig
 
     from pipeline import config
-    from pipeline.cli import Carried, config_dir, guarded, raw
+    from pipeline.cli import Carried, guarded
+    from pipeline.overrides import config_dir, raw
     from pipeline.sweep import register_launchers
 
     os.environ.setdefault("HF_HUB_OFFLINE", "1")  # a list must not download anything

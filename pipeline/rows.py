@@ -50,7 +50,7 @@ def make_row(job: Job, outcome: Outcome, place: Place) -> dict[str, Any]:
     if outcome.failure is None:
         assert outcome.state is not None
         row |= _decoded(job, outcome, outcome.state)
-    return {**row, "key": job.key(index), **vars(place)}
+    return {**row, "key": job.key(index), "scorer": job.dataset.scorer, **vars(place)}
 
 
 def visible(job: Job, ids: list[int]) -> Answer:
@@ -77,7 +77,7 @@ def _identity(job: Job, index: int) -> dict[str, Any]:
 
 
 def _decoded(job: Job, outcome: Outcome, state: DecodeState) -> dict[str, Any]:
-    ids = _decided(state)
+    ids = decided(state)
     answer = visible(job, ids)
     verdict = job.dataset.score(job.samples[outcome.task.index], answer.text)
     first = state.prompt_length
@@ -102,7 +102,7 @@ def _decoded(job: Job, outcome: Outcome, state: DecodeState) -> dict[str, Any]:
     }
 
 
-def _decided(state: DecodeState) -> list[int]:
+def decided(state: DecodeState) -> list[int]:
     """Canvas ids up to the first slot left undecided (early stop): a mask id is never part of an answer."""
     first = state.prompt_length
     undecided = next((slot for slot in state.canvas if state.mask[slot]), len(state.tokens))

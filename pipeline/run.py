@@ -94,13 +94,7 @@ def _finished(home: RunFolder, job: Job) -> dict[str, Any] | None:
     if status is None or status["state"] != "done":
         return None
     rows = _kept_rows(home, job)
-    summary = home.read_json("summary.json")
-    if summary and (other := summary["scorer"]) != job.dataset.scorer:
-        raise UserError(
-            f"{home.path} was scored by {other}, this command asks for {job.dataset.scorer}: "
-            "give this run another name, or delete the folder"
-        )
-    return summary if len(rows) == len(job.samples) else None
+    return home.read_json("summary.json") if len(rows) == len(job.samples) else None
 
 
 def _kept_rows(home: RunFolder, job: Job) -> set[str]:
@@ -112,17 +106,21 @@ def _kept_rows(home: RunFolder, job: Job) -> set[str]:
     """
     index = {sample.id: i for i, sample in enumerate(job.samples)}
     rows = home.rows()
-    alien = [row for row in rows if row["id"] not in index or not _belongs(row, job, index[row["id"]])]
-    if alien:
-        raise UserError(
-            f"{home.path} holds {len(alien)} rows of other settings, prompts, reference answers or weights "
-            f"(such as {alien[0]['id']}): give this run another name, or delete the folder"
-        )
-    return {row["id"] for row in rows if row["failure"] != "failed"}
+    for row in rows:
+        if fault := _alien(row, job, index.get(row["id"])):
+            raise UserError(f"{home.path} holds {fault}: give this run another name, or delete the folder")
+    return {row["id"] for row in rows}
 
 
-def _belongs(row: dict[str, Any], job: Job, index: int) -> bool:
-    return row["key"] == job.key(index) and row["gold"] == job.samples[index].gold
+def _alien(row: dict[str, Any], job: Job, index: int | None) -> str | None:
+    """Why a row is none of this job's."""
+    if index is None or row["key"] != job.key(index):
+        return f"rows of other settings, prompts or weights (such as {row['id']})"
+    if row["scorer"] != job.dataset.scorer:
+        return f"rows scored by {row['scorer']}, this command asks for {job.dataset.scorer}"
+    if row["gold"] != job.samples[index].gold:
+        return f"rows judged by another reference answer ({row['id']}: {row['gold']}, not {job.samples[index].gold})"
+    return None
 
 
 def _decode(job: Job, home: RunFolder) -> Timing:

@@ -56,7 +56,7 @@ class Planned:
     @property
     def command(self) -> list[str]:
         """That runs this job alone, into its place in the sweep."""
-        from pipeline.cli import command_of
+        from pipeline.overrides import command_of
 
         return command_of(self.overrides, multirun=True)
 
@@ -68,8 +68,8 @@ def sweep_name(cfg: DictConfig) -> str:
 
 def plan(configs: Sequence[tuple[DictConfig, list[str]]]) -> list[Planned]:
     """Check every job and merge those that would give the same rows; refused ones stay, with their reason."""
-    from pipeline.cli import overridden_options
     from pipeline.job import prepare
+    from pipeline.overrides import overridden_options
     from pipeline.run import folder_of
     from pipeline.runs import folder_name, settings_hash
 
@@ -96,8 +96,8 @@ def plan(configs: Sequence[tuple[DictConfig, list[str]]]) -> list[Planned]:
 
 def run_planned(cfg: DictConfig, overrides: list[str], folder: Path, command: list[str]) -> tuple[str, dict | None]:
     """Run one job of a sweep; a failure is written into its folder and told as a state, never raised."""
-    from pipeline.cli import overridden_options
     from pipeline.job import prepare
+    from pipeline.overrides import overridden_options
     from pipeline.run import run_job
     from pipeline.runs import RunFolder
 

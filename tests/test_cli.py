@@ -186,7 +186,7 @@ def test_other_settings_never_enter_a_finished_run(here: Here) -> None:
     before = {path: path.read_bytes() for path in here.run("a").path.rglob("*") if path.is_file()}
     for change in ("sampler.greed=4", "seed=1", "dataset.gen_length=64", "dataset.limit=1"):
         _, err = here(*command, change, code=2)
-        assert re.match(r"error: outputs/a holds \d rows of other settings", err) and err.count("\n") == 1
+        assert re.match(r"error: outputs/a holds rows of other settings", err) and err.count("\n") == 1
     after = {path: path.read_bytes() for path in here.run("a").path.rglob("*") if path.is_file()}
     assert after == before and here.run("a").status["state"] == "done"
     here(*command, "engine.max_rows=1", "engine.logits_mib=64", "trainer.accelerator=cpu")  # change no token
@@ -196,9 +196,9 @@ def test_a_finished_run_is_not_judged_by_another_yardstick(here: Here) -> None:
     path = questions(here.folder, '{"question": "6 * 7?", "answer": "42"}')
     command = [*TOY, "dataset=jsonl", path, "dataset.gen_length=8", "run=a"]
     here(*command)
-    assert "was scored by numbers-1, this command asks for text-1" in here(*command, "dataset.match=text", code=2)[1]
+    assert "rows scored by numbers-1, this command asks for text-1" in here(*command, "dataset.match=text", code=2)[1]
     questions(here.folder, '{"question": "6 * 7?", "answer": "43"}')
-    assert "reference answers" in here(*command, code=2)[1]
+    assert "another reference answer" in here(*command, code=2)[1]
     assert here.run("a").status["state"] == "done"
 
 

@@ -337,4 +337,5 @@ def test_the_yaml_of_a_dataset_lists_its_options(kind: str) -> None:
     if kind == "jsonl":
         assert OmegaConf.is_missing(options, "path")
         options.path = None
-    assert OmegaConf.merge(schema, options) == schema or kind == "gsm8k"
+    changed = {name for name in schema if options[name] != schema[name]}
+    assert changed <= {"arithmetic": {"limit"}, "gsm8k": {"block_size"}, "jsonl": set()}[kind]
