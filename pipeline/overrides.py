@@ -21,7 +21,7 @@ def config_dirs(words: list[str]) -> Iterator[str]:
 
 def config_dir() -> str | None:
     """``--config-dir`` of the running command, relative to the current folder where it lies below it."""
-    return next((_short(source.path) for source in _sources() if source.provider == "command-line"), None)
+    return next((short(source.path) for source in _sources() if source.provider == "command-line"), None)
 
 
 def command_of(overrides: list[str], multirun: bool = False) -> list[str]:
@@ -35,7 +35,8 @@ def _sources() -> list[Any]:
     return list(HydraConfig.get().runtime.config_sources)
 
 
-def _short(path: str) -> str:
+def short(path: str) -> str:
+    """A path relative to the current folder, if it lies below it."""
     below = Path(path).is_relative_to(Path.cwd())
     return str(Path(path).relative_to(Path.cwd())) if below else path
 

@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from pipeline.job import Job
+from pipeline.overrides import short
 
 Summary = dict[str, Any]
 
@@ -61,7 +62,8 @@ def print_notices(job: Job, folder: Path, kept: int) -> None:
 def print_summary(summary: Summary, job: Job, folder: Path | None = None, tracked: str | None = None) -> None:
     """The closing table: figures with 95 % intervals, and the effective settings with where each came from."""
     out = console()
-    table = Table(title=_title(summary), title_justify="left")
+    out.print(f"\n{_title(summary)}", highlight=False, markup=False, soft_wrap=True)
+    table = Table()
     table.add_column("figure")
     table.add_column("value", justify="right")
     table.add_column("95 % interval")
@@ -79,7 +81,7 @@ def print_summary(summary: Summary, job: Job, folder: Path | None = None, tracke
         out.print(f"incomplete: {summary['samples']} of {summary['samples_expected']} samples")
     for what, place in (("rows", folder and folder / "samples.jsonl"), ("W&B", tracked)):
         if place:
-            out.print(f"{what}: {place}", soft_wrap=True)
+            out.print(f"{what}: {short(str(place))}", soft_wrap=True)
 
 
 def settings_line(summary: Summary) -> str:
