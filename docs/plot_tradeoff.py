@@ -27,6 +27,7 @@ def draw(points: pd.DataFrame, target: Path) -> None:
     axes.set_title(
         f"sampler=threshold on model=tiny, {int(points['samples'].iloc[0])} questions, by threshold", fontsize=10
     )
+    axes.set_ylim(40, 106)
     axes.grid(alpha=0.3)
     figure.tight_layout()
     figure.savefig(target)
