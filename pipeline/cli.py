@@ -21,7 +21,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from pipeline import config
 from pipeline.errors import UserError, one_line
-from pipeline.overrides import command_of, config_dirs, overridden_options, raw
+from pipeline.overrides import command_of, config_dirs, keys, raw
 from pipeline.stopping import Stopped, stopping_on_signals
 
 GROUPS = ("model", "sampler", "dataset", "logger", "trainer", "experiment")
@@ -130,7 +130,7 @@ def _run(cfg: DictConfig, overrides: list[str], in_sweep: bool) -> None:
     from pipeline.sweep import sweep_name
 
     quiet_libraries()
-    job = prepare(cfg, overridden_options(overrides), in_sweep)
+    job = prepare(cfg, keys(overrides), in_sweep)
     sweep = sweep_name(cfg) if in_sweep else None
     folder = agree(folder_of(job, sweep) if world()[0] == 0 else None)
     try:

@@ -10,6 +10,7 @@ from hydra.core.config_store import ConfigStore
 from omegaconf import MISSING, BooleanNode, DictConfig, FloatNode, IntegerNode, Node, OmegaConf, StringNode
 from omegaconf.errors import OmegaConfBaseException
 
+from adapters.places import ModelOptions
 from pipeline.errors import UserError
 
 
@@ -87,23 +88,6 @@ class LoggerOptions:
 
 
 @dataclass
-class ModelNode:
-    """See `adapters.places.ModelOptions`, which is filled from this node; repeated here to stay quick to import."""
-
-    name: str = MISSING
-    kind: str = "checkpoint"
-    path: str | None = None
-    hub: str | None = None
-    revision: str | None = None
-    package: str | None = None
-    dtype: str | None = None
-    mask_id: int | None = None
-    end_ids: list[int] | None = None
-    end_tokens: list[str] = field(default_factory=list)
-    trust_checkpoint: bool = False
-
-
-@dataclass
 class Config:
     """A run.
 
@@ -114,7 +98,7 @@ class Config:
         output_root: where ``outputs`` are.
     """
 
-    model: ModelNode = field(default_factory=ModelNode)
+    model: ModelOptions = field(default_factory=ModelOptions)
     sampler: SamplerOptions = field(default_factory=SamplerOptions)
     dataset: Any = None  # its own class knows its options, see `pipeline.data.base.Dataset`
     engine: EngineOptions = field(default_factory=EngineOptions)

@@ -105,7 +105,7 @@ def prepare(cfg: DictConfig, overridden: Sequence[str] = (), in_sweep: bool = Fa
     """Check a configuration against its model's description and its data, and read both; no weights.
 
     Args:
-        overridden: names of the sampler's options given on the command line.
+        overridden: keys given on the command line.
         in_sweep: options that the sampler does not use are dropped instead of refused.
 
     Raises:

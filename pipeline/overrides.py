@@ -41,10 +41,9 @@ def short(path: str) -> str:
     return str(Path(path).relative_to(Path.cwd())) if below else path
 
 
-def overridden_options(overrides: list[str]) -> list[str]:
-    """Names of the sampler's options among command-line overrides."""
-    keys = [override.lstrip("+~").split("=")[0] for override in overrides]
-    return [key.removeprefix("sampler.") for key in keys if key.startswith("sampler.")]
+def keys(overrides: list[str]) -> list[str]:
+    """What a command line sets: ``sampler.threshold`` of ``sampler.threshold=0.5``."""
+    return [override.lstrip("+~").split("=")[0] for override in overrides]
 
 
 def raw(overrides: Any) -> list[str]:

@@ -180,6 +180,7 @@ def _labels(job: Job, rows: list[dict[str, Any]]) -> dict[str, Any]:
         "protocol_hash": job.protocol_hash,
         "scorer": job.dataset.scorer,
         "gen_length": job.settings.gen_length,
+        "gen_length_source": job.settings.sources["gen_length"],
         "max_rows": job.config["engine"]["max_rows"],
         "hardware_key": " + ".join(devices),
         "settings_hash": job.hash,

@@ -25,7 +25,8 @@ class Settings:
         sampler: the configured sampler.
         gen_length: slots of the canvas.
         values: every effective setting by name, as plain values.
-        sources: of each, ``option``, ``preset``, ``model``, ``protocol``, ``derived`` or ``default``.
+        sources: of each and of ``gen_length``: ``option``, ``preset``, ``model``, ``protocol``, ``derived`` or
+            ``default``.
         dropped: options that were set and that this sampler does not use.
     """
 
@@ -66,24 +67,16 @@ def resolve(
     Args:
         node: the ``sampler`` part of the configuration.
         protocol_block: block size published with the dataset's protocol.
-        overridden: names of the options given on the command line.
+        overridden: keys given on the command line, such as ``sampler.threshold``.
         drop_unused: leave out options this sampler does not use (sweeps) instead of refusing them.
 
     Raises:
         UserError: for an option that is not used, out of range, or does not fit another.
     """
     cls = sampler_class(node._target_)
-    given = {k: v for k, v in plain(node).items() if v is not None and k not in LABELS}
-    known = cls.options() | (DERIVING if issubclass(cls, BlockDiffusionSampler) else set())
-    dropped = {name: value for name, value in given.items() if name not in known}
-    if dropped and not drop_unused:
-        name, value = next(iter(dropped.items()))
-        raise UserError(
-            f"sampler.{name}={value} is not used by sampler={node.name}: leave it out, its options are "
-            f"{', '.join(sorted(known))}"
-        )
-    values = {name: value for name, value in given.items() if name in known}
-    sources = {name: "option" if name in overridden else "preset" for name in values}
+    values, dropped = _used(cls, node, drop_unused)
+    sources = {name: "option" if f"sampler.{name}" in overridden else "preset" for name in values}
+    sources["gen_length"] = "option" if "dataset.gen_length" in overridden else "protocol"
     values = _of_right_type(cls, values)
     if issubclass(cls, BlockDiffusionSampler):
         gen_length = _divide(values, sources, gen_length, model, protocol_block)
@@ -96,6 +89,20 @@ def resolve(
         sources.setdefault(entry.name, "default")
     effective = {entry.name: getattr(sampler, entry.name) for entry in fields(cls)}
     return Settings(sampler, gen_length, effective, sources, dropped)
+
+
+def _used(cls: type[Sampler], node: DictConfig, drop_unused: bool) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The options given, apart: those the sampler uses, and those it does not."""
+    given = {k: v for k, v in plain(node).items() if v is not None and k not in LABELS}
+    known = cls.options() | (DERIVING if issubclass(cls, BlockDiffusionSampler) else set())
+    dropped = {name: value for name, value in given.items() if name not in known}
+    if dropped and not drop_unused:
+        name, value = next(iter(dropped.items()))
+        raise UserError(
+            f"sampler.{name}={value} is not used by sampler={node.name}: leave it out, its options are "
+            f"{', '.join(sorted(known))}"
+        )
+    return {name: value for name, value in given.items() if name in known}, dropped
 
 
 def refuse_mismatch(cfg: DictConfig, model: ModelFacts) -> None:
@@ -137,10 +144,12 @@ def _divide(
         source = next(name for name, size in choices.items() if size)
         values["block_size"], sources["block_size"] = choices[source], source
     block_size = values["block_size"]
-    if block_size < 1 or gen_length % block_size:
+    if block_size < 1:
+        raise UserError(f"sampler.block_size={block_size} is out of range: use a whole number from 1 up")
+    if gen_length % block_size:
         raise UserError(
-            f"dataset.gen_length={gen_length} is not a multiple of sampler.block_size={block_size}: "
-            f"use {_multiples(gen_length, block_size)}"
+            f"dataset.gen_length={gen_length} is not a multiple of sampler.block_size={block_size} "
+            f"({sources['block_size']}): use {_multiples(gen_length, block_size)}, or another block size"
         )
     _settle_steps(values, sources, gen_length, gen_length // block_size)
     return gen_length
@@ -151,6 +160,7 @@ def _canvas_of(values: dict[str, Any], sources: dict[str, str], num_blocks: int,
     if num_blocks < 1:
         raise UserError(f"sampler.num_blocks={num_blocks} is out of range: use a whole number from 1 up")
     if "block_size" in values:
+        sources["gen_length"] = "derived"
         return num_blocks * values["block_size"]
     if gen_length % num_blocks:
         raise UserError(
@@ -187,7 +197,5 @@ def _settle_steps(values: dict[str, Any], sources: dict[str, str], gen_length: i
 
 def _multiples(value: int, of: int) -> str:
     """The nearest multiples below and above, as a phrase."""
-    if of < 1:
-        return "a block size from 1 up"
     below = value // of * of
     return f"{below} or {below + of}" if below else f"{below + of}"

@@ -69,7 +69,7 @@ def sweep_name(cfg: DictConfig) -> str:
 def plan(configs: Sequence[tuple[DictConfig, list[str]]]) -> list[Planned]:
     """Check every job and merge those that would give the same rows; refused ones stay, with their reason."""
     from pipeline.job import prepare
-    from pipeline.overrides import overridden_options
+    from pipeline.overrides import keys
     from pipeline.run import folder_of
     from pipeline.runs import folder_name, settings_hash
 
@@ -80,7 +80,7 @@ def plan(configs: Sequence[tuple[DictConfig, list[str]]]) -> list[Planned]:
         refused_at = Path(cfg.output_root) / sweep / folder_name(*labels, f"refused-{settings_hash(overrides)}")
         error: Exception | None = None
         try:
-            job = prepare(cfg, overridden_options(overrides), in_sweep=True)
+            job = prepare(cfg, keys(overrides), in_sweep=True)
             folder, dropped = folder_of(job, sweep), job.settings.dropped
             shutil.rmtree(refused_at, ignore_errors=True)  # what an earlier try left
         except Exception as refused:  # a user's own dataset or sampler may raise anything
@@ -97,13 +97,13 @@ def plan(configs: Sequence[tuple[DictConfig, list[str]]]) -> list[Planned]:
 def run_planned(cfg: DictConfig, overrides: list[str], folder: Path, command: list[str]) -> tuple[str, dict | None]:
     """Run one job of a sweep; a failure is written into its folder and told as a state, never raised."""
     from pipeline.job import prepare
-    from pipeline.overrides import overridden_options
+    from pipeline.overrides import keys
     from pipeline.run import run_job
     from pipeline.runs import RunFolder
 
     before = RunFolder(folder).status()
     try:
-        job = prepare(cfg, overridden_options(overrides), in_sweep=True)
+        job = prepare(cfg, keys(overrides), in_sweep=True)
         summary = run_job(job, folder, command, sweep_name(cfg))
     except Exception as error:
         if not (folder / "status.json").exists():

@@ -86,7 +86,8 @@ def print_summary(summary: Summary, job: Job, folder: Path | None = None, tracke
 
 def settings_line(summary: Summary) -> str:
     """``threshold=0.9 (preset), steps=32 (default), …``"""
-    shown = {"gen_length": {"value": summary["gen_length"], "source": "protocol"}, **summary["settings"]}
+    canvas = {"value": summary["gen_length"], "source": summary["gen_length_source"]}
+    shown = {"gen_length": canvas, **summary["settings"]}
     parts = [f"{name}={entry['value']} ({entry['source']})" for name, entry in shown.items()]
     return ", ".join(part for part in parts if "=None " not in part)
 

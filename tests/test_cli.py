@@ -70,7 +70,7 @@ BAD = {
     ),
     "the canvas": (
         ["dataset.gen_length=60", "sampler.block_size=16", "sampler.steps=8"],
-        r"dataset.gen_length=60 is not a multiple of sampler.block_size=16: use 48 or 64",
+        r"dataset.gen_length=60 is not a multiple of sampler.block_size=16 .option.: use 48 or 64",
     ),
     "twice the same": (
         ["sampler.steps=8", "sampler.tokens_per_step=2"],
@@ -91,7 +91,7 @@ BAD = {
     "an equals sign": (["run=a=b"], r"'run=a=b' cannot be read: quote .* \"run='a=b'\""),
     "a comma": (["run=a, b"], r"'run=a, b' cannot be read: quote .* \"run='a, b'\"; or add -m"),
     "a lone word": (["threshold"], r"'threshold' is no override: write key=value"),
-    "a key of my YAML": (["model=odd"], r"conf/model/odd.yaml: Key 'pth' not in 'ModelNode' full_key: model.pth"),
+    "a key of my YAML": (["model=odd"], r"conf/model/odd.yaml: Key 'pth' not in 'ModelOptions' full_key: model.pth"),
     "no such class": (["sampler._target_=mine.Yours"], r"sampler._target_=mine.Yours cannot be imported"),
 }
 

@@ -33,7 +33,8 @@ def settle(target: str = "samplers.ThresholdSampler", **options: Any) -> Setting
     given = {key: value for key, value in options.items() if key not in ("gen_length", "model", "protocol", "drop")}
     node = OmegaConf.create({"_target_": target, "name": target.rpartition(".")[2], "method": None, **given})
     length, model = options.get("gen_length", 32), options.get("model", FACTS)
-    return resolve(node, length, model, options.get("protocol"), list(given), drop_unused=options.get("drop", False))
+    keys = [f"sampler.{name}" for name in given]
+    return resolve(node, length, model, options.get("protocol"), keys, drop_unused=options.get("drop", False))
 
 
 def own(**options: Any) -> Settings:
@@ -62,9 +63,9 @@ def test_the_canvas_is_divided_as_asked(options: dict[str, Any], canvas: int, bl
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"block_size": 12}, "gen_length=32 is not a multiple of sampler.block_size=12: use 24 or 36"),
-        ({"block_size": 64}, "gen_length=32 is not a multiple of sampler.block_size=64: use 64"),
-        ({"block_size": 0}, "sampler.block_size=0: use a block size from 1 up"),
+        ({"block_size": 12}, "gen_length=32 is not a multiple of sampler.block_size=12 .option.: use 24 or 36"),
+        ({"block_size": 64}, "gen_length=32 is not a multiple of sampler.block_size=64 .option.: use 64"),
+        ({"block_size": 0}, "sampler.block_size=0 is out of range"),
         ({"num_blocks": 0}, "sampler.num_blocks=0 is out of range"),
         ({"num_blocks": 5}, "sampler.num_blocks=5 does not divide dataset.gen_length=32: use 30 or 35"),
         ({"steps": 0}, "sampler.steps=0 does not divide evenly over 1 blocks"),
@@ -86,7 +87,8 @@ def test_every_value_says_where_it_came_from() -> None:
     assert settings.sources["threshold"] == "option"
     assert (settings.sources["steps"], settings.sources["block_size"]) == ("derived", "protocol")
     assert settings.sources["temperature"] == "default"
-    assert settings.sources.keys() == settings.values.keys() == ThresholdSampler.options()
+    assert settings.sources["gen_length"] == "protocol"
+    assert settings.sources.keys() - {"gen_length"} == settings.values.keys() == ThresholdSampler.options()
 
 
 def test_a_sweep_drops_what_a_sampler_does_not_use() -> None:
