@@ -65,6 +65,8 @@ def describe(options: ModelOptions, device: str = "cpu") -> Description:
         weight_files(place.folder)  # without any, refused now rather than at loading
     stated = _read_json(generation_file, options) if generation_file.is_file() else {}
     family = family_of(config)
+    if not family.config and not place.gguf:
+        _refuse_unknown_architecture(place.folder, options)
     try:
         codec = _codec(place.folder, place.gguf, config)
         facts = _facts(options, family, config, stated, codec)
@@ -73,6 +75,17 @@ def describe(options: ModelOptions, device: str = "cpu") -> Description:
     own = str(config.get("dtype") or config.get("torch_dtype") or "bfloat16")
     dtype = options.dtype or ("float32" if device == "cpu" else own)
     return Description(options, facts, codec, dtype, place, config)
+
+
+def _refuse_unknown_architecture(folder: Path, options: ModelOptions) -> None:
+    from transformers import AutoConfig
+
+    try:
+        AutoConfig.from_pretrained(folder)
+    except Exception as error:  # transformers raises whatever its validators raise
+        raise ValueError(
+            f"model={options.name}: transformers cannot read its config.json: {first_line(error)}"
+        ) from error
 
 
 def _read_json(file: Path, options: ModelOptions) -> dict[str, Any]:
@@ -125,9 +138,13 @@ def _facts(
     options: ModelOptions, family: Family, config: dict[str, Any], generation: dict[str, Any], codec: TextCodec
 ) -> ModelFacts:
     mask_id = options.mask_id if options.mask_id is not None else family.mask_id(config)
+    vocab_size = config.get("embedding_size") or config["vocab_size"]
+    for name, ids in (("mask_id", [options.mask_id]), ("end_ids", options.end_ids or [])):
+        if wrong := [id_ for id_ in ids if id_ is not None and not 0 <= id_ < vocab_size]:
+            raise ValueError(f"model.{name}={wrong[0]} is no id of model={options.name}: use 0 to {vocab_size - 1}")
     positions = config.get("max_position_embeddings") or config.get("max_sequence_length")
     return ModelFacts(
-        vocab_size=config.get("embedding_size") or config["vocab_size"],
+        vocab_size=vocab_size,
         mask_id=mask_id,
         end_ids=_end_ids(options, config, generation, codec),
         shift=family.shift,

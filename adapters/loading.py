@@ -130,5 +130,8 @@ def _check_head(adapter: TransformerAdapter) -> None:
     ids = torch.arange(4, device=adapter.device)[None] % adapter.facts.vocab_size
     own = adapter.model(input_ids=ids, use_cache=False, visibility=attention.Visibility(causal=True)).logits
     body = adapter.body(input_ids=ids, use_cache=False, visibility=attention.Visibility(causal=True))
-    if not torch.equal(own, adapter.head(body.last_hidden_state)):
+    apart = adapter.head(body.last_hidden_state)
+    if not torch.allclose(
+        own, apart, rtol=0, atol=0, equal_nan=True
+    ):  # weights that are no numbers fail later, by sample
         raise ValueError(f"{type(adapter.model).__name__} transforms its logits after the head: it is not served yet")

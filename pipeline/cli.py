@@ -21,7 +21,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from pipeline import config
 from pipeline.errors import UserError, one_line
-from pipeline.overrides import command_of, config_dirs, keys, raw
+from pipeline.overrides import command_of, config_dirs, keys, open_options, raw
 from pipeline.stopping import Stopped, stopping_on_signals
 
 GROUPS = ("model", "sampler", "dataset", "logger", "trainer", "experiment")
@@ -90,7 +90,7 @@ def _unreadable(override: str) -> str:
     if not equals:
         return f"{override!r} is no override: write key=value, such as sampler=threshold"
     quoted = value.replace("'", "\\'")
-    return f"{override!r} cannot be read: quote a value with spaces, commas or = once more, as \"{key}='{quoted}'\""
+    return f"{override!r} cannot be read: a value with spaces or signs is quoted once more, as \"{key}='{quoted}'\""
 
 
 def _did_you_mean(key: str) -> str:
@@ -145,6 +145,7 @@ def run() -> None:
 
     config.register()
     register_launchers()
+    sys.argv[1:] = open_options(sys.argv[1:])
     guarded(_single)
 
 
@@ -156,6 +157,6 @@ def console() -> None:
     if len(sys.argv) > 1 and sys.argv[1] in tools:
         tool = sys.argv.pop(1)
         sys.argv[0] = f"blockdiff {tool}"
-        importlib.import_module(f"pipeline.{tool}").main()
+        sys.exit(importlib.import_module(f"pipeline.{tool}").main())
     else:
         run()

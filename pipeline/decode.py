@@ -46,9 +46,16 @@ def decode(prompt: str, *overrides: str, config_dir: str | None = None) -> Decod
     Raises:
         UserError: for options that don't fit, or a prompt too long for the model.
     """
+    from hydra.errors import HydraException
+
+    from pipeline.cli import sentence
     from pipeline.compose import compose
 
-    return decode_with(compose(overrides, config_dir), prompt)
+    try:
+        cfg = compose(overrides, config_dir)
+    except HydraException as error:
+        raise UserError(sentence(error)) from error
+    return decode_with(cfg, str(prompt))
 
 
 def decode_with(cfg: DictConfig, prompt: str) -> DecodeResult:

@@ -208,6 +208,8 @@ class Engine:
         try:
             row.pending = row.decoding.send(prediction)
         except StopIteration:
+            if error := _unfinished(row.state):
+                outcome.failure, outcome.error = "failed", error
             return True
         if error := _impossible(row.pending, row.state):
             outcome.failure, outcome.error = "failed", error
@@ -255,6 +257,16 @@ def _impossible(forward: Forward, state: DecodeState) -> str | None:
     if not window.start <= low <= high < window.stop:
         return f"the sampler wants slots {min(want)}..{max(want)}, whose rows lie outside {window}"
     return _unserved(forward.attend, state.model)
+
+
+def _unfinished(state: DecodeState) -> str | None:
+    """Why a sequence is not done although its sampler is: a slot is open that no end token makes superfluous."""
+    for slot in state.canvas:
+        if state.mask[slot]:
+            return f"the sampler ended and left slot {slot} undecided"
+        if state.tokens[slot] in state.model.end_ids:
+            return None
+    return None
 
 
 def _unserved(attend: Attend | None, model: ModelFacts) -> str | None:

@@ -73,24 +73,19 @@ class Evaluation(lightning.LightningModule):
         device = self.trainer.strategy.root_device
         adapter = load_model(self.job.description, device, engine_options["logits_mib"])
         folder = RunFolder(self.folder)
-        engine = Engine(adapter, settings.sampler, engine_options["max_rows"], folder.beat)
-        tasks = [self._task(index) for index in shard]
+        traced = engine_options["trace_samples"]
+        tasks = [make_task(self.job, index, index < traced) for index in shard]
+        engine = Engine(adapter, settings.sampler, min(engine_options["max_rows"], max(1, len(tasks))), folder.beat)
         began = time.perf_counter()
         with self._own_signals(), Progress(len(tasks), shown=self.global_rank == 0) as progress:
             timing = self._decode(engine, tasks, folder, progress)
         timing["end_to_end_seconds"] = time.perf_counter() - began
-        timing |= self._timed_pass(adapter, tasks[: engine_options["timing_samples"]] if self.global_rank == 0 else [])
         timing["memory_peak_gib"] = memory_peak_gib(device)
         folder.write_json(f"timing.rank{self.global_rank}.json", timing)
 
     def _own_signals(self) -> AbstractContextManager[None]:
         """Lightning answers SIGTERM with a broadcast that may never end; what it spawned, its parent ends."""
         return stopping_on_signals() if self.trainer.strategy.launcher is None else nullcontext()
-
-    def _task(self, index: int) -> Task:
-        traced = index < self.job.config["engine"]["trace_samples"]
-        job = self.job
-        return Task(index, job.prompts[index], job.settings.gen_length, job.stream(index), traced)
 
     def _place(self, device: torch.device) -> Place:
         name = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
@@ -110,27 +105,36 @@ class Evaluation(lightning.LightningModule):
                 break
             row = make_row(self.job, outcome, place)
             folder.append(row, self.global_rank)
-            self._write_trace(outcome, row["id"])
+            self._write_trace(outcome)
             progress.add(row)
             tokens += row["tokens"] or 0
         return {"decode_seconds": seconds, "forward_seconds": engine.forward_seconds, "decoded_tokens": tokens}
 
-    def _write_trace(self, outcome: Outcome, name: str) -> None:
+    def _write_trace(self, outcome: Outcome) -> None:
+        """``trace/<index>.jsonl``: an id may hold what a file name may not."""
         if outcome.trace:
             lines = [json.dumps(record) + "\n" for record in outcome.trace]
-            file = self.folder / "trace" / f"{name}.jsonl"
+            file = self.folder / "trace" / f"{outcome.task.index}.jsonl"
             file.parent.mkdir(exist_ok=True)
             file.write_text("".join(lines))
 
-    def _timed_pass(self, adapter: DeviceAdapter, tasks: list[Task]) -> dict[str, Any]:
-        """Latency: one row in flight, no trace, nothing written."""
-        if not tasks:
-            return {}
-        engine = Engine(adapter, self.job.settings.sampler, max_rows=1)
-        untraced = [Task(task.index, task.prompt, task.length, task.stream) for task in tasks]
-        outcomes = [o for o in engine.decode(untraced, self.job.slots) if o.failure is None and o.state]
-        tokens = sum(len(visible(self.job, decided(o.state)).ids) for o in outcomes if o.state)
-        return {"latencies": [o.seconds for o in outcomes], "latency_tokens": tokens}
+
+def make_task(job: Job, index: int, traced: bool = False) -> Task:
+    """A sample as the engine takes it."""
+    return Task(index, job.prompts[index], job.settings.gen_length, job.stream(index), traced)
+
+
+def measure_latency(job: Job) -> tuple[list[float], int]:
+    """The timed pass: seconds of each of the first samples, one row in flight and nothing written, and their tokens."""
+    engine_options = job.config["engine"]
+    device = torch.device(device_type(job.config["trainer"]["accelerator"]))
+    adapter = load_model(job.description, device, engine_options["logits_mib"])
+    engine = Engine(adapter, job.settings.sampler, max_rows=1)
+    tasks = [make_task(job, index) for index in range(min(engine_options["timing_samples"], len(job.samples)))]
+    engine.warm_up(tasks, job.slots)
+    outcomes = [outcome for outcome in engine.decode(tasks, job.slots) if outcome.failure is None]
+    tokens = sum(len(visible(job, decided(outcome.state)).ids) for outcome in outcomes if outcome.state)
+    return [outcome.seconds for outcome in outcomes], tokens
 
 
 def evaluate(job: Job, indices: list[int], folder: Path, versions: str, commit: str | None) -> Timing:
@@ -188,8 +192,6 @@ def _gather_timing(folder: Path, devices: int) -> Timing:
         decoded_tokens=sum(rank["decoded_tokens"] for rank in ranks),
         devices=devices,
         memory_peak_gib=max(memory) if memory else None,
-        latencies=ranks[0].get("latencies"),
-        latency_tokens=ranks[0].get("latency_tokens"),
     )
 
 

@@ -83,7 +83,8 @@ class Job:
     def hash(self) -> str:
         """Equal for jobs that would give the same rows; names a job's folder in a sweep."""
         asked = {key: self.effective[key] for key in ("model", "sampler", "dataset", "seed")}
-        return settings_hash({**asked, "gen_length": self.settings.gen_length})
+        code = self.decoding["sampler_code"]
+        return settings_hash({**asked, "gen_length": self.settings.gen_length, "sampler_code": code})
 
     def key(self, index: int) -> str:
         """A row's key: the hash of all that can change its tokens."""
@@ -224,8 +225,17 @@ def _refuse_out_of_range(config: dict[str, Any]) -> None:
         if value < least:
             raise UserError(f"{name}={value} is out of range: use a whole number from {least} up")
     for name in ("run", "sweep"):
-        if config[name] is not None and (not config[name].strip() or ".." in config[name] or config[name][0] == "/"):
-            raise UserError(f"{name}={config[name]!r} is no folder name: use one below {config['output_root']}")
+        refuse_bad_name(name, config[name], config["output_root"])
+
+
+def refuse_bad_name(option: str, name: str | None, root: str) -> None:
+    """Refuse a name that is no folder below the outputs.
+
+    Raises:
+        UserError: for an absolute or empty one, or one with ``.`` or ``..`` in it.
+    """
+    if name is not None and any(part.strip() in ("", ".", "..") for part in name.split("/")):
+        raise UserError(f"{option}={name!r} is no folder name: use one below {root}, such as {option}=first")
 
 
 def facts_of(job: Job) -> dict[str, Any]:

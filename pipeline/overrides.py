@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +40,34 @@ def short(path: str) -> str:
     """A path relative to the current folder, if it lies below it."""
     below = Path(path).is_relative_to(Path.cwd())
     return str(Path(path).relative_to(Path.cwd())) if below else path
+
+
+def open_options(words: list[str]) -> list[str]:
+    """A sweep's words, with options of one sampler's own let in for the others, which then drop them.
+
+    ``-m sampler=mine,threshold sampler.least=1,2`` becomes ``… ++sampler.least=1,2`` if ``mine`` has that option.
+    """
+    from pipeline.config import SamplerOptions
+
+    if not {"-m", "--multirun"} & set(words):
+        return words
+    common = {f"sampler.{entry.name}" for entry in fields(SamplerOptions)}
+    foreign = {word.partition("=")[0] for word in words if word.startswith("sampler.")} - common
+    own = {key for key in foreign if _some_sampler_has(key.removeprefix("sampler."), words)}
+    return [f"++{word}" if word.partition("=")[0] in own else word for word in words]
+
+
+def _some_sampler_has(option: str, words: list[str]) -> bool:
+    from pipeline.compose import compose
+
+    chosen = next((word.partition("=")[2] for word in words if word.startswith("sampler=")), "")
+    for name in filter(None, chosen.split(",")):
+        try:
+            if option in compose([f"sampler={name}"], next(config_dirs(words), None)).sampler:
+                return True
+        except Exception:  # what is wrong with it is told when the sweep is composed
+            return False
+    return False
 
 
 def keys(overrides: list[str]) -> list[str]:

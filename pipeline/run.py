@@ -5,17 +5,21 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from pipeline.environment import environment
 from pipeline.errors import UserError
 from pipeline.job import Job, facts_of
 from pipeline.metrics import Timing, summarise
 from pipeline.ranks import barrier, world
-from pipeline.runs import RunFolder, environment, folder_name, unique_folder
+from pipeline.runs import RunFolder, folder_name, unique_folder
 from pipeline.stopping import Stopped, stopping_on_signals
 from pipeline.table import print_notices, print_summary
 from pipeline.tracking import Tracker, track
+
+SPEED = ("tokens_per_second", "tokens_per_second_per_device", "tokens_per_second_e2e", "overhead")
 
 
 def folder_of(job: Job, sweep: str | None) -> Path:
@@ -42,6 +46,8 @@ def run_job(job: Job, folder: Path, command: Sequence[str], group: str | None = 
     summary = _finished(home, job)
     if summary is not None and world()[1] == 1:
         print(f"{folder} is finished already; delete it, or give another run=, to decode again")
+        if job.config["engine"]["trace_samples"] and not (folder / "trace").exists():
+            print("engine.trace_samples: a trace is only written while a sample is decoded")
         print_summary(summary, job)
         return summary
     with stopping_on_signals():
@@ -76,16 +82,24 @@ def _run_claimed(job: Job, home: RunFolder, command: Sequence[str], group: str |
     barrier()
     with ExitStack() as stack:
         tracker = stack.enter_context(_tracking(job, home, group))
-        timing = _decode(job, home)
+        timing = _timed(job, _decode(job, home))
         home.merge_ranks()
         barrier()
         rows = home.rows()
         summary = {**summarise(rows, len(job.samples), timing), **_labels(job, rows)}
+        if not timing.decoded_tokens:
+            summary |= _speed_before(home)
         home.write_json("summary.json", summary)
         _mirror(tracker, summary, rows, home)
     home.write_status("done", expected=len(job.samples), rows=len(rows), wandb=tracker.location)
     print_summary(summary, job, home.path, tracker.location)
     return summary
+
+
+def _speed_before(home: RunFolder) -> dict[str, Any]:
+    """The speed that an earlier try measured, where this one had nothing left to decode."""
+    before = home.read_json("summary.json") or {}
+    return {name: before[name] for name in SPEED if name in before}
 
 
 def _finished(home: RunFolder, job: Job) -> dict[str, Any] | None:
@@ -94,7 +108,9 @@ def _finished(home: RunFolder, job: Job) -> dict[str, Any] | None:
     if status is None or status["state"] != "done":
         return None
     rows = _kept_rows(home, job)
-    return home.read_json("summary.json") if len(rows) == len(job.samples) else None
+    summary = home.read_json("summary.json")
+    untimed = job.config["engine"]["timing_samples"] and summary and summary["latency_p50_seconds"] is None
+    return None if untimed or len(rows) < len(job.samples) else summary
 
 
 def _kept_rows(home: RunFolder, job: Job) -> set[str]:
@@ -114,8 +130,10 @@ def _kept_rows(home: RunFolder, job: Job) -> set[str]:
 
 def _alien(row: dict[str, Any], job: Job, index: int | None) -> str | None:
     """Why a row is none of this job's."""
-    if index is None or row["key"] != job.key(index):
-        return f"rows of other settings, prompts or weights (such as {row['id']})"
+    if index is None:
+        return f"rows of samples that this command does not ask for (such as {row['id']}; a larger dataset.limit?)"
+    if row["key"] != job.key(index):
+        return f"rows of other settings, prompts, weights or sampler code (such as {row['id']})"
     if row["scorer"] != job.dataset.scorer:
         return f"rows scored by {row['scorer']}, this command asks for {job.dataset.scorer}"
     if row["gold"] != job.samples[index].gold:
@@ -135,6 +153,16 @@ def _decode(job: Job, home: RunFolder) -> Timing:
     record = home.read_json("environment.json")
     versions = f"torch {record['torch']}, transformers {record['transformers']}"
     return evaluate(job, missing, home.path, versions, record["git_commit"])
+
+
+def _timed(job: Job, timing: Timing) -> Timing:
+    """With the latencies of a pass of their own, if they are asked for."""
+    if not job.config["engine"]["timing_samples"]:
+        return timing
+    from pipeline.evaluation import measure_latency
+
+    seconds, tokens = measure_latency(job)
+    return replace(timing, latencies=seconds, latency_tokens=tokens)
 
 
 def _tracking(job: Job, home: RunFolder, group: str | None) -> Any:

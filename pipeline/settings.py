@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterable
 from dataclasses import dataclass, field, fields
 from typing import Any
@@ -49,8 +50,8 @@ def sampler_class(target: str) -> type[Sampler]:
         found = get_class(target)
     except Exception as error:  # hydra wraps whatever the user's module raises
         raise UserError(f"sampler._target_={target} cannot be imported: {error}") from error
-    if not issubclass(found, Sampler):
-        raise UserError(f"sampler._target_={target} is not a subclass of samplers.Sampler")
+    if not issubclass(found, Sampler) or inspect.isabstract(found):
+        raise UserError(f"sampler._target_={target} is no complete subclass of samplers.Sampler")
     return found
 
 
@@ -188,7 +189,9 @@ def _settle_steps(values: dict[str, Any], sources: dict[str, str], gen_length: i
     if "steps" not in values:
         values["steps"], sources["steps"] = gen_length, "default"
     steps = values["steps"]
-    if steps < 1 or steps % num_blocks:
+    if steps < 1:
+        raise UserError(f"sampler.steps={steps} is out of range: use a whole number from 1 up")
+    if steps % num_blocks:
         raise UserError(
             f"sampler.steps={steps} does not divide evenly over {num_blocks} blocks of "
             f"sampler.block_size={gen_length // num_blocks}: use {_multiples(steps, num_blocks)}"

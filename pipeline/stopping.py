@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from typing import Any
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
+_ended = False  # a signal came: the process is on its way out
 
 
 class Stopped(BaseException):
@@ -28,13 +29,16 @@ def stopping_on_signals() -> Iterator[None]:
     """
 
     def stop(signum: int, frame: Any) -> None:
-        for number in SIGNALS:
-            signal.signal(number, signal.SIG_IGN)
+        global _ended
+        if _ended:
+            return
+        _ended = True
         raise Stopped(signum)
 
     before = [signal.signal(number, stop) for number in SIGNALS]
     try:
         yield
     finally:
+        # once ended, ignore them for good: libraries put handlers back, and Python's last act would make them deadly
         for number, handler in zip(SIGNALS, before, strict=True):
-            signal.signal(number, handler)
+            signal.signal(number, signal.SIG_IGN if _ended else handler)

@@ -7,6 +7,8 @@ import os
 import shutil
 import signal
 import sys
+import threading
+import time
 import types
 from collections.abc import Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
@@ -22,10 +24,11 @@ from hydra.plugins.launcher import Launcher
 from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig, OmegaConf
 
-from pipeline.errors import one_line
+from pipeline.errors import UserError, one_line
 from pipeline.stopping import SIGNALS, Stopped, stopping_on_signals
 
 DEFAULT_SWEEP = "sweep"
+GRACE_SECONDS = 10  # for a worker whose parent is gone to close its job
 _stopped: list[int] = []  # signals that a worker received
 
 
@@ -126,10 +129,14 @@ class SerialLauncher(Launcher):
         HydraConfig.instance().set_config(config)
 
     def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[JobReturn]:
+        from pipeline.job import refuse_bad_name
         from pipeline.quiet import quiet_libraries
 
         quiet_libraries()
-        jobs = plan([(self._compose(list(given)), list(given)) for given in job_overrides])
+        composed = [(self._compose(list(given)), list(given)) for given in job_overrides]
+        for cfg, _ in composed:
+            refuse_bad_name("sweep", cfg.sweep, cfg.output_root)
+        jobs = plan(composed)
         runnable = [job for job in jobs if not job.error]
         print(f"{len(job_overrides)} combinations, {len(jobs)} jobs after merging", flush=True)
         for job in jobs:
@@ -166,6 +173,8 @@ class LocalLauncher(SerialLauncher):
 
     def __init__(self, workers: int | None = None) -> None:
         self.workers = workers
+        if workers is not None and workers < 1:
+            raise UserError(f"hydra.launcher.workers={workers} is out of range: use a whole number from 1 up, or null")
 
     def run_all(self, jobs: Sequence[Planned]) -> None:
         import multiprocessing
@@ -204,6 +213,7 @@ class LocalLauncher(SerialLauncher):
 
 
 def _start_worker(devices: Any, threads: int, path: list[str]) -> None:
+    threading.Thread(target=_follow, args=(os.getppid(),), daemon=True).start()
     device = devices.get()
     if device:
         os.environ["CUDA_VISIBLE_DEVICES"] = device
@@ -216,6 +226,16 @@ def _start_worker(devices: Any, threads: int, path: list[str]) -> None:
 
     torch.set_num_threads(threads)
     quiet_libraries()
+
+
+def _follow(parent: int) -> None:
+    """End this worker when its parent is gone: stop the job as a signal would, then leave."""
+    while os.getppid() == parent:
+        time.sleep(1)
+    _stopped.append(signal.SIGTERM)
+    os.kill(os.getpid(), signal.SIGTERM)
+    time.sleep(GRACE_SECONDS)
+    os._exit(1)
 
 
 def _in_worker(cfg: DictConfig, overrides: list[str], folder: Path, command: list[str]) -> tuple[str, dict | None]:
@@ -257,7 +277,8 @@ def _close(jobs: Sequence[Planned], job_overrides: Sequence[Sequence[str]]) -> i
 def _entry(job: Planned, varied: set[str]) -> dict[str, Any]:
     model, sampler, dataset = job.labels
     unused = {f"sampler.{name}" for name in job.dropped}
-    shown = [override for override in job.overrides if override.split("=")[0] in varied - unused]
+    plain = [override.lstrip("+") for override in job.overrides]
+    shown = [override for override in plain if override.split("=")[0] in varied - unused]
     return {
         "model": model,
         "sampler": sampler,
@@ -281,7 +302,7 @@ def _varied(commands: Sequence[Sequence[str]]) -> set[str]:
     values: dict[str, set[str]] = {}
     for command in commands:
         for override in command:
-            key, _, value = override.partition("=")
+            key, _, value = override.lstrip("+").partition("=")
             values.setdefault(key, set()).add(value)
     return {key for key, seen in values.items() if len(seen) > 1} - {"model", "sampler", "dataset"}
 
@@ -297,12 +318,17 @@ def _notes(jobs: Sequence[Planned]) -> list[str]:
     for job in jobs:
         others = [command for command in job.merged if command != job.overrides]
         if others:
-            own = " ".join(override for override in job.overrides if override not in _common(job))
-            also = ", ".join(" ".join(o for o in command if o not in _common(job)) for command in others)
+            own = _apart(job.overrides, job)
+            also = ", ".join(_apart(command, job) for command in others)
             notes.append(f"merged: {' '.join(job.labels[:2])} with {own} stands for {also} too")
         if times := len(job.merged) - len(others):
             notes.append(f"merged: {' '.join(job.overrides)} was given {times + 1} times")
     return notes
+
+
+def _apart(command: Sequence[str], job: Planned) -> str:
+    """What a command line says beyond what all merged into a job say."""
+    return " ".join(override.lstrip("+") for override in command if override not in _common(job))
 
 
 def _common(job: Planned) -> set[str]:

@@ -13,6 +13,7 @@ from samplers.rules import ORDERS, due
 from samplers.state import DecodeState, ModelFacts
 
 Decoding = Generator[Forward, Prediction, None]
+COOLEST, HOTTEST = 1e-6, 1e6  # beyond them float32 can't tell the law from an argmax or a uniform one
 EOS_CHOICES = ("allow", "last", "never")
 
 
@@ -35,7 +36,8 @@ class Sampler(ABC):
     eos: str = "allow"
 
     def __post_init__(self) -> None:
-        refuse_unless(self.temperature >= 0, "temperature", self.temperature, "a number from 0 up")
+        tempered = COOLEST <= self.temperature <= HOTTEST
+        refuse_unless(tempered or self.temperature == 0, "temperature", self.temperature, "0, or from 1e-6 to 1e6")
         refuse_unless(self.top_p is None or 0 < self.top_p <= 1, "top_p", self.top_p, "above 0 and at most 1")
         refuse_unless(self.top_k is None or self.top_k >= 1, "top_k", self.top_k, "a whole number from 1 up")
         refuse_unless(self.eos in EOS_CHOICES, "eos", self.eos, f"one of {', '.join(EOS_CHOICES)}")

@@ -106,7 +106,13 @@ class DecodeState:
         return [slot for slot in slots if mask[slot]]
 
     def commit(self, slot: int, token: Token, confidence: float = 1.0) -> None:
-        """Decide a slot, or decide it anew; a committed token that changes counts as revised."""
+        """Decide a slot, or decide it anew; a committed token that changes counts as revised.
+
+        Raises:
+            ValueError: for the mask id, or an id that the model does not have: no answer can hold them.
+        """
+        if token == self.model.mask_id or not 0 <= token < self.model.vocab_size:
+            raise ValueError(f"the sampler committed {token} to slot {slot}: not an id that an answer can hold")
         assert slot >= self.prompt_length
         before = self._held.pop(slot, None) if self.mask[slot] else self.tokens[slot]
         if before is not None and before != token:

@@ -87,9 +87,15 @@ BAD = {
         ["trainer.accelerator=abacus"],
         r"trainer.accelerator=abacus is not known: use one of auto, cpu",
     ),
+    "the folder itself": (["run=."], r"run='.' is no folder name: use one below outputs"),
+    "no step at all": (["sampler.steps=-1"], r"sampler.steps=-1 is out of range: use a whole number from 1 up"),
+    "too hot": (["sampler.temperature=1e39"], r"sampler.temperature=1e\+39 is out of range: use 0, or from 1e-6"),
+    "an odd stop": (["dataset.stop=[[a]]"], r"dataset.stop holds \['a'\]|dataset.stop.*List"),
+    "no id": (["model=tiny_ar", "sampler=autoregressive", "model.end_ids=[99999]"], r"model.end_ids=99999 is no id"),
+    "half a sampler": (["sampler._target_=samplers.Sampler"], r"sampler._target_=samplers.Sampler is no complete"),
     "a folder outside": (["run=../x"], r"run='../x' is no folder name"),
-    "an equals sign": (["run=a=b"], r"'run=a=b' cannot be read: quote .* \"run='a=b'\""),
-    "a comma": (["run=a, b"], r"'run=a, b' cannot be read: quote .* \"run='a, b'\"; or add -m"),
+    "an equals sign": (["run=a=b"], r"'run=a=b' cannot be read: .* quoted once more, as \"run='a=b'\""),
+    "a comma": (["run=a, b"], r"'run=a, b' cannot be read: .* quoted once more, as \"run='a, b'\"; or add -m"),
     "a lone word": (["threshold"], r"'threshold' is no override: write key=value"),
     "a key of my YAML": (["model=odd"], r"conf/model/odd.yaml: Key 'pth' not in 'ModelOptions' full_key: model.pth"),
     "no such class": (["sampler._target_=mine.Yours"], r"sampler._target_=mine.Yours cannot be imported"),
@@ -186,7 +192,9 @@ def test_other_settings_never_enter_a_finished_run(here: Here) -> None:
     before = {path: path.read_bytes() for path in here.run("a").path.rglob("*") if path.is_file()}
     for change in ("sampler.greed=4", "seed=1", "dataset.gen_length=64", "dataset.limit=1"):
         _, err = here(*command, change, code=2)
-        assert re.match(r"error: outputs/a holds rows of other settings", err) and err.count("\n") == 1
+        assert (
+            re.match(r"error: outputs/a holds rows of (other settings|samples that this)", err) and err.count("\n") == 1
+        )
     after = {path: path.read_bytes() for path in here.run("a").path.rglob("*") if path.is_file()}
     assert after == before and here.run("a").status["state"] == "done"
     here(*command, "engine.max_rows=1", "engine.logits_mib=64", "trainer.accelerator=cpu")  # change no token
@@ -316,12 +324,18 @@ def test_the_console_script_is_the_same_command(here: Here, monkeypatch: pytest.
     monkeypatch.chdir(here.folder)
     monkeypatch.setattr(sys, "path", [entry for entry in sys.path if entry not in ("", str(here.folder))])
     monkeypatch.setattr(sys, "argv", ["blockdiff", "decode", *MY_SAMPLER, "prompt=hi"])
-    pipeline.cli.console()  # the current folder is importable without `python -m`
+    with pytest.raises(SystemExit) as ended:
+        pipeline.cli.console()  # the current folder is importable without `python -m`
+    assert not ended.value.code
     sys.modules.pop("mine", None)
     monkeypatch.setattr(sys, "argv", ["blockdiff", "compare", "--help"])
     with pytest.raises(SystemExit) as ended:
         pipeline.cli.console()
     assert ended.value.code == 0
+    monkeypatch.setattr(sys, "argv", ["blockdiff", "status", "nowhere"])
+    with pytest.raises(SystemExit) as ended:
+        pipeline.cli.console()
+    assert ended.value.code == 2
 
 
 def test_the_module_runs_as_a_command(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -330,3 +344,26 @@ def test_the_module_runs_as_a_command(here: Here, monkeypatch: pytest.MonkeyPatc
     runpy.run_module("pipeline", run_name="__main__")
     assert here.run("a").summary["complete"] is True
     assert (ROOT / "pipeline" / "__main__.py").exists()
+
+
+def test_an_id_never_becomes_a_path(here: Here) -> None:
+    """An id may hold slashes and dots; the trace is filed by index."""
+    path = questions(here.folder, '{"question": "a", "id": "../samples"}', '{"question": "b", "id": "math/5"}')
+    here(*TOY, "dataset=jsonl", path, "dataset.id_field=id", "engine.trace_samples=2", "dataset.gen_length=4", "run=a")
+    assert [row["id"] for row in here.run("a").rows] == ["../samples", "math/5"]
+    assert sorted(file.name for file in (here.run("a").path / "trace").iterdir()) == ["0.jsonl", "1.jsonl"]
+
+
+def test_a_timed_pass_can_be_added_to_a_finished_run(here: Here) -> None:
+    here(*TOY, "dataset.limit=3", "run=a")
+    rows, before = here.run("a").timeless, here.run("a").summary
+    assert before["latency_p50_seconds"] is None
+    here(*TOY, "dataset.limit=3", "run=a", "engine.timing_samples=2")
+    after = here.run("a").summary
+    assert here.run("a").timeless == rows and after["latency_p50_seconds"] > 0
+    assert after["tokens_per_second"] == before["tokens_per_second"] and after["tokens_per_second_batch1"] > 0
+
+
+def test_a_smaller_limit_says_that_it_is_the_limit(here: Here) -> None:
+    here(*TOY, "dataset.limit=3", "run=a")
+    assert "a larger dataset.limit?" in here(*TOY, "dataset.limit=2", "run=a", code=2)[1]

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import signal
+import time
 from pathlib import Path
 
 import pytest
@@ -90,3 +92,38 @@ def test_a_signal_ends_a_sweep_at_once(here: Here, launcher: str) -> None:
 
 def _rows(here: Here) -> int:
     return sum(lines(file) for file in (here.folder / "outputs" / "s").glob("*/samples.jsonl"))
+
+
+def test_impatient_signals_change_nothing(here: Here) -> None:
+    process = Process(here.folder, *SLOW, "run=a").wait_for(lambda: lines(here.run("a").path / "samples.jsonl"))
+    for _ in range(5):
+        process.process.send_signal(signal.SIGINT)
+        time.sleep(0.05)
+    ended, _, err = process.finish(signal.SIGINT)
+    assert (ended, err) == (130, "") and here.run("a").status["state"] == "interrupted"
+
+
+def test_workers_do_not_outlive_a_killed_parent(here: Here) -> None:
+    sweep = ("hydra/launcher=local", "hydra.launcher.workers=2", "sampler.greed=1,2,4", "sweep=s")
+    process = Process(here.folder, "-m", *SLOW, *sweep).wait_for(lambda: _rows(here) >= 2)
+    session = os.getsid(process.process.pid)
+    process.process.kill()
+    process.process.wait()
+    deadline = time.monotonic() + 40
+    while _members(session) and time.monotonic() < deadline:
+        time.sleep(0.2)
+    assert not _members(session)
+    assert {run.status["state"] for run in here.sweep("s")} == {"preempted"}
+
+
+def _members(session: int) -> list[int]:
+    """Living processes of a session (Linux)."""
+    members = []
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            state, *fields = stat.read_text().rpartition(")")[2].split()
+        except OSError:
+            continue
+        if state != "Z" and int(fields[2]) == session:
+            members.append(int(stat.parent.name))
+    return members

@@ -293,3 +293,25 @@ def test_state_revises_and_remembers() -> None:
     assert state.mask[1] and state.tokens[1] == 9
     state.commit(1, 6)
     assert state.revised == 2 and state.masked_in(state.canvas) == [2]
+
+
+def test_ids_that_no_answer_can_hold_are_not_committed() -> None:
+    state = DecodeState.masked([1], 2, TEN)
+    for token in (9, 10, -1):
+        with pytest.raises(ValueError, match=f"committed {token} to slot 1"):
+            state.commit(1, token)
+
+
+def test_a_sampler_that_leaves_a_slot_open_has_failed() -> None:
+    class Lazy(ThresholdSampler):
+        method_name = "lazy"
+
+        def update_state(self, state: DecodeState, prediction: Any, step: int) -> None:
+            state.commit(prediction.positions[0], prediction.token[prediction.positions[0]])
+
+        def steps_per_block(self, state: DecodeState) -> int:
+            return 1
+
+    engine = Engine(ToyMaskedLMAdapter(), Lazy(block_size=4, steps=4))
+    (outcome,) = engine.decode([Task(0, [5], 4)], 5)
+    assert (outcome.failure, outcome.error) == ("failed", "the sampler ended and left slot 2 undecided")

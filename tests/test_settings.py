@@ -68,7 +68,7 @@ def test_the_canvas_is_divided_as_asked(options: dict[str, Any], canvas: int, bl
         ({"block_size": 0}, "sampler.block_size=0 is out of range"),
         ({"num_blocks": 0}, "sampler.num_blocks=0 is out of range"),
         ({"num_blocks": 5}, "sampler.num_blocks=5 does not divide dataset.gen_length=32: use 30 or 35"),
-        ({"steps": 0}, "sampler.steps=0 does not divide evenly over 1 blocks"),
+        ({"steps": 0}, "sampler.steps=0 is out of range"),
         ({"block_size": 16, "steps": 3}, "sampler.steps=3 does not divide evenly over 2 blocks .*: use 2 or 4"),
         ({"tokens_per_step": 5}, "sampler.tokens_per_step=5 does not divide dataset.gen_length=32"),
         ({"steps": 4, "tokens_per_step": 8}, "say the same thing twice"),
@@ -121,7 +121,7 @@ def test_values_take_the_type_of_their_field() -> None:
     ("target", "said"),
     [
         ("nowhere.Sampler", "nowhere.Sampler cannot be imported"),
-        ("samplers.Law", "samplers.Law is not a subclass of samplers.Sampler"),
+        ("samplers.Law", "samplers.Law is no complete subclass of samplers.Sampler"),
         ("samplers.uniform", "samplers.uniform"),
     ],
 )

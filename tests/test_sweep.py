@@ -204,3 +204,26 @@ def test_the_local_launcher_runs_jobs_side_by_side_to_the_same_points(command_li
     assert len(run_folders(here.folder)) == 6
     assert all("mine on toy" in (run.path / "log.txt").read_text() for run in here.sweep("local"))
     assert json.loads((here.sweep("local")[0].path / "status.json").read_text())["pid"]
+
+
+def test_an_option_of_ones_own_sampler_is_swept_beside_other_samplers(here: Here) -> None:
+    command = ("-m", "--config-dir", "my", "model=toy", "sampler=mine,threshold", "dataset.limit=1", "logger=none")
+    out, _ = here(*command, "sampler.greed=2,4", "sweep=a")
+    assert states(here, "a") == {"done": 3} and "dropped: sampler.greed (sampler=threshold does not use it)" in out
+    assert "+" not in out.split("3 jobs")[-1]
+    assert "sampler.gred is no option" in here(*command, "sampler.gred=2,4", "sweep=b", code=2)[1]
+
+
+def test_a_sweep_never_writes_outside_the_outputs(here: Here) -> None:
+    for name in ("../x", "/nowhere/x"):
+        assert "is no folder name" in here("-m", "model=toy", f"sweep={name}", "dataset.limit=1,2", code=2)[1]
+    assert not list(here.folder.glob("**/points.csv"))
+
+
+def test_a_sampler_edited_between_two_sweeps_gets_new_folders(here: Here) -> None:
+    command = ("-m", *MY_SAMPLER, "sampler.greed=1,2", "dataset.limit=1", "logger=none", "sweep=a")
+    here(*command)
+    code = here.folder / "mine.py"
+    code.write_text(code.read_text().replace("time.sleep(self.delay)", "time.sleep(0 * self.delay)"))
+    here(*command)
+    assert states(here, "a") == {"done": 4}

@@ -81,6 +81,8 @@ class Dataset(ABC):
             value = getattr(self, key)
             if value is not None and value < 1:
                 raise UserError(f"dataset.{key}={value} is too small: it must be at least 1")
+        if wrong := [stop for stop in self.stop if not isinstance(stop, str)]:
+            raise UserError(f"dataset.stop holds {wrong[0]!r}: it must be a list of texts, such as ['Question:']")
         if "" in self.stop:
             raise UserError("dataset.stop holds an empty string, which would end every answer at once: remove it")
 
