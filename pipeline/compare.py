@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 from collections import Counter
 from collections.abc import Sequence
@@ -31,6 +32,10 @@ DIFFERENCES = {
 }
 
 
+# what a comparison reads of a row, besides its id; each may be null
+READ: dict[str, tuple[type, ...]] = {"correct": (bool,), "gold": (str,), "tokens": (int,), "nfe": (int,)}
+
+
 @dataclass(frozen=True)
 class Run:
     """A run as read from its folder; ``rows`` by (id, sample)."""
@@ -42,7 +47,7 @@ class Run:
     @property
     def gen_length(self) -> int | None:
         """The summary's, else the longest canvas."""
-        canvases = [row["canvas"] for row in self.rows.values() if row.get("canvas") is not None]
+        canvases = [row["canvas"] for row in self.rows.values() if isinstance(row.get("canvas"), int)]
         return self.summary.get("gen_length") or max(canvases, default=None)
 
     def fact(self, name: str) -> Any:
@@ -51,8 +56,8 @@ class Run:
 
 
 def load(folder: Path, name: str) -> Run:
-    """Read a run; ``UserError`` for a folder that holds no run, or one that has not got as far as a summary."""
-    if not folder.is_dir():
+    """Read a run; ``UserError`` for a folder that holds no run, has not got as far as a summary, or is damaged."""
+    if not os.path.isdir(folder):
         raise UserError(f"{folder} is not a folder: give folders of finished runs, such as outputs/<run>")
     run = RunFolder(folder)
     summary, rows = run.read_json("summary.json"), run.rows()
@@ -61,7 +66,16 @@ def load(folder: Path, name: str) -> Run:
             raise UserError(
                 f"{folder} has no {file}: give the folder of a finished run, or repeat its command to finish"
             )
+    for row in rows:
+        _refuse_damaged(row, folder / "samples.jsonl")
     return Run(name, summary, {(row["id"], row.get("sample", 0)): row for row in rows})
+
+
+def _refuse_damaged(row: Row, file: Path) -> None:
+    for name, kinds in READ.items():
+        if not isinstance(row.get(name, ...), (*kinds, type(None))):
+            fault = f"{name}={row[name]!r}" if name in row else f"no {name}"
+            raise UserError(f"{file}: the row of {row['id']} has {fault}: delete its line and repeat the run")
 
 
 def load_all(patterns: Sequence[str]) -> list[Run]:
@@ -111,7 +125,7 @@ def _accuracy_difference(pairs: Sequence[Pair]) -> dict[str, float | None]:
 
 def _forward_ratio(pairs: Sequence[Pair]) -> float | None:
     """Tokens per forward of the run over that of the first, on the samples that both decoded."""
-    both = [(a, b) for a, b in pairs if a["nfe"] and b["nfe"]]
+    both = [pair for pair in pairs if all(row["nfe"] and row["tokens"] is not None for row in pair)]
     tokens_a, nfe_a, tokens_b, nfe_b = (
         sum(pair[i][name] for pair in both) for i in (0, 1) for name in ("tokens", "nfe")
     )
@@ -173,8 +187,8 @@ def _with_interval(run: dict[str, Any], name: str, bounds: str, form: str) -> st
     return value if low is None or high is None else f"{value} [{form.format(low)}, {form.format(high)}]"
 
 
-def _number(value: float | None, form: str) -> str:
-    return "" if value is None else form.format(value)
+def _number(value: Any, form: str) -> str:
+    return form.format(value) if isinstance(value, (int, float)) else ""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -188,7 +202,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         result = compare(load_all(options.runs))
     except UserError as error:
-        print(f"compare: {error}", file=sys.stderr)
+        print(f"error: {error}", file=sys.stderr)
         return 2
     if options.json:
         print(json.dumps(result, indent=2, ensure_ascii=False))

@@ -132,11 +132,11 @@ def _alien(row: dict[str, Any], job: Job, index: int | None) -> str | None:
     """Why a row is none of this job's."""
     if index is None:
         return f"rows of samples that this command does not ask for (such as {row['id']}; a larger dataset.limit?)"
-    if row["key"] != job.key(index):
+    if row.get("key") != job.key(index):
         return f"rows of other settings, prompts, weights or sampler code (such as {row['id']})"
-    if row["scorer"] != job.dataset.scorer:
+    if row.get("scorer") != job.dataset.scorer:
         return f"rows scored by {row['scorer']}, this command asks for {job.dataset.scorer}"
-    if row["gold"] != job.samples[index].gold:
+    if row.get("gold") != job.samples[index].gold:
         return f"rows judged by another reference answer ({row['id']}: {row['gold']}, not {job.samples[index].gold})"
     return None
 

@@ -6,22 +6,18 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import hashlib
-import importlib.metadata
 import json
 import math
 import os
-import platform
 import re
-import shlex
 import socket
-import subprocess
-import sys
 import time
 import traceback
-from collections.abc import Callable, Iterable
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from datetime import datetime
 from glob import glob
 from pathlib import Path
@@ -30,8 +26,18 @@ from typing import IO, Any
 from pipeline.errors import UserError
 
 STATES = ("running", "done", "failed", "interrupted", "preempted")
-PACKAGES = ("blockdiff", "torch", "transformers", "lightning", "hydra-core", "omegaconf", "numpy", "wandb")
 BEAT_SECONDS = 5.0  # the heartbeat is written at most this often
+REASONS = {
+    errno.EEXIST: "a file of that name exists",
+    errno.ENOTDIR: "a part of it is a file, not a folder",
+    errno.ENOENT: "no folder can be made there",
+    errno.EISDIR: "it is a folder",
+    errno.ENAMETOOLONG: "its name is too long",
+}
+ADVICE = {
+    "written": "choose another run, sweep or output_root",
+    "read": "make it a readable file, or choose another run",
+}
 SILENT_SECONDS = 120.0  # a run on another host counts as alive until it has been silent for so long
 
 
@@ -52,16 +58,21 @@ class RunFolder:
         """Make the folder, become its only writer, gather what earlier tries left, write status ``running``.
 
         ``facts`` (``expected=200``) stay in every later status of this claim, which ends with the process or with any
-        other state. Raises ``UserError`` while another process writes here.
+        other state. Raises ``UserError`` while another process writes here, or where the folder cannot be written.
         """
-        self.path.mkdir(parents=True, exist_ok=True)
-        lock, status = _try_lock(self.path / ".lock"), self.status()
-        if lock is None or (status and _busy(status)):
-            holder = f"process {status['pid']} on {status['host']}" if status else "another process"
-            raise UserError(f"{self.path} is being written by {holder}: wait for it, or give this run another name")
+        with _refusing(self.path):
+            self.path.mkdir(parents=True, exist_ok=True)
+            lock = _try_lock(self.path / ".lock")
+        self._refuse_another_writer(lock)
         self._lock, self._facts = lock, facts
-        self.merge_ranks()
-        self.write_status("running")
+        try:
+            with _refusing(self.path):
+                self._remove_drafts()
+                self.merge_ranks()
+            self.write_status("running")
+        except BaseException:
+            self._release()
+            raise
         return self
 
     def write_status(self, state: str, **extra: Any) -> None:
@@ -71,9 +82,8 @@ class RunFolder:
         heartbeat = datetime.now().astimezone().isoformat(timespec="seconds")
         job = {"job_id": os.environ.get("SLURM_JOB_ID"), "heartbeat": heartbeat}
         self.write_json("status.json", {"state": state, **process, **job, **self._facts, **extra})
-        if state != "running" and self._lock is not None:
-            self._lock.close()
-            self._lock = None
+        if state != "running":
+            self._release()
 
     def write_failure(self, error: BaseException, **extra: Any) -> None:
         """Status ``failed`` with ``error`` (one line: type and message) and the whole ``traceback``."""
@@ -83,17 +93,24 @@ class RunFolder:
     def status(self) -> dict[str, Any] | None:
         """status.json (None without one) plus ``age``, the seconds since the last heartbeat.
 
-        A run that says ``running`` but whose process on this host is gone reads ``dead``.
+        A run that says ``running`` but whose process on this host is gone reads ``dead``; a file that cannot be read or
+        makes no sense reads ``unknown``.
         """
         path = self.path / "status.json"
+        if not os.path.lexists(path):
+            return None
         try:
-            status, beat = json.loads(path.read_text("utf-8")), path.stat().st_mtime
+            status, age = json.loads(path.read_bytes()), max(0.0, time.time() - path.stat().st_mtime)
         except FileNotFoundError:
             return None
-        status["age"] = max(0.0, time.time() - beat)
+        except (OSError, ValueError):
+            status, age = None, 0.0
+        if not _is_status(status):
+            damage = f"{path} is damaged: repeat the run's command, its rows are kept"
+            return {"state": "unknown", "age": age, "error": damage}
         if status["state"] == "running" and status["host"] == socket.gethostname() and not _alive(status):
             status["state"] = "dead"
-        return status
+        return {**status, "age": age}
 
     def beat(self) -> None:
         """Say that the run is alive (the time stamp of status.json); cheap enough for every tick."""
@@ -105,10 +122,12 @@ class RunFolder:
     def append(self, row: dict[str, Any], rank: int = 0) -> None:
         """Add one finished row in one write; a line that a crash tore is cut off first."""
         path = self.path / ("samples.jsonl" if rank == 0 else f"samples.rank{rank}.jsonl")
-        if path not in self._mended:
-            _mend(path)
-            self._mended.add(path)
-        with path.open("ab", buffering=0) as file:
+        with _refusing(path):
+            if path not in self._mended:
+                _mend(path)
+                self._mended.add(path)
+            file = path.open("ab")
+        with file:
             file.write(_line(row))
         self.beat()
 
@@ -132,17 +151,51 @@ class RunFolder:
     def write_json(self, name: str, data: Any) -> None:
         """Write a file whole or not at all; numbers that are not finite become null."""
         text = json.dumps(_plain(data), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
-        _replace(self.path / name, text.encode("utf-8", "backslashreplace"))
+        with _refusing(self.path / name):
+            _replace(self.path / name, text.encode("utf-8", "backslashreplace"))
 
     def read_json(self, name: str) -> Any:
-        """The content of a file of the folder, None when there is none."""
+        """The JSON object in a file of the folder, None when there is no file; ``UserError`` if it holds none."""
         path = self.path / name
-        return json.loads(path.read_text("utf-8")) if path.exists() else None
+        if not os.path.exists(path):
+            return None
+        with _refusing(path, "read"):
+            text = path.read_bytes()
+        try:
+            data = json.loads(text)
+        except ValueError:
+            data = None
+        if not isinstance(data, dict):
+            raise UserError(f"{path} is damaged: delete it and repeat the run's command, its rows are kept")
+        return data
+
+    def _refuse_another_writer(self, lock: IO[bytes] | None) -> None:
+        status = self.status()
+        if lock is not None and not (status and _busy(status)):
+            return
+        if lock is not None:
+            lock.close()
+        known = status is not None and "pid" in status and "host" in status
+        holder = f"process {status['pid']} on {status['host']}" if status and known else "another process"
+        raise UserError(f"{self.path} is being written by {holder}: wait for it, or give this run another name")
+
+    def _remove_drafts(self) -> None:
+        """Half-written files of processes that died (see ``_replace``)."""
+        for path in self.path.glob(".*"):
+            if re.fullmatch(r"\..+\.\d+", path.name) and path.is_file():
+                path.unlink(missing_ok=True)
+
+    def _release(self) -> None:
+        if self._lock is not None:
+            self._lock.close()
+            self._lock = None
 
     def _row_files(self) -> list[Path]:
+        if not os.path.isdir(self.path):
+            return []
         first = self.path / "samples.jsonl"
-        ranks = sorted(self.path.glob("samples.rank*.jsonl"), key=lambda path: int(re.sub(r"\D", "", path.name)))
-        return [first, *ranks] if first.exists() else ranks
+        ranks = sorted(self.path.glob("samples.rank[0-9]*.jsonl"), key=lambda path: int(re.sub(r"\D", "", path.name)))
+        return [first, *ranks] if os.path.exists(first) else ranks
 
 
 def settings_hash(settings: Any) -> str:
@@ -157,76 +210,50 @@ def folder_name(model: str, sampler: str, dataset: str, hash: str) -> str:
 
 
 def unique_folder(root: Path | str, model: str, sampler: str, dataset: str, hash: str) -> Path:
-    """Make ``<root>/<date>/<time>-<model>-<sampler>-<dataset>-<hash>``, ``-2`` … behind it when that is taken."""
+    """Make ``<root>/<date>/<time>-<model>-<sampler>-<dataset>-<hash>``, ``-2`` … behind it when that is taken.
+
+    Raises ``UserError`` where no folder can be made.
+    """
     now = datetime.now()
     day = Path(root) / f"{now:%Y-%m-%d}"
-    day.mkdir(parents=True, exist_ok=True)
+    with _refusing(day):
+        day.mkdir(parents=True, exist_ok=True)
     name, number = f"{now:%H-%M-%S}-{folder_name(model, sampler, dataset, hash)}", 1
     while True:
         folder = day / (name if number == 1 else f"{name}-{number}")
-        try:
+        with _refusing(folder), suppress(FileExistsError):
             folder.mkdir()  # exclusive: of two launches in one second one fails here and takes the next name
             return folder
-        except FileExistsError:
-            number += 1
+        number += 1
 
 
-def find_runs(patterns: Iterable[str]) -> list[Path]:
+def find_runs(patterns: Iterable[str], nested: bool = False) -> list[Path]:
     """Run folders (those with a status.json) that the names or globs mean, each once, in the order given.
 
-    A folder that is no run stands for the runs one or two levels below it (a sweep, a day, outputs).
+    A folder that is no run stands for the runs up to three levels below it (a sweep, a day, outputs). With ``nested``
+    a folder that is a run stands for those inside of it, too.
     """
     found: dict[Path, None] = {}
     for pattern in patterns:
-        for hit in [pattern] if Path(pattern).exists() else sorted(glob(os.path.expanduser(pattern))):
-            found |= dict.fromkeys(_runs_in(Path(hit)))
+        for hit in [pattern] if os.path.exists(pattern) else sorted(glob(os.path.expanduser(pattern))):
+            found |= dict.fromkeys(_runs_in(Path(hit), nested))
     return list(found)
 
 
-def environment(command: list[str]) -> dict[str, Any]:
-    """What environment.json holds: versions, the checkout's commit and changes, the machine, the command to rerun.
-
-    ``command`` is an argument list (``["python", "-m", "pipeline", *overrides]``); it is stored quoted for a shell.
-    Nothing heavy is imported: the GPU's name is known only where torch already is.
-    """
-    root = Path(__file__).resolve().parents[1]
-    checkout = _git(root, "rev-parse", "--show-toplevel") == str(root)  # an installed copy may lie in a foreign one
-    torch = sys.modules.get("torch")
-    gpu = torch.cuda.get_device_name() if torch is not None and torch.cuda.is_available() else None
-    return {
-        "command": shlex.join(command),
-        "python": platform.python_version(),
-        **{name.replace("-", "_"): _version(name) for name in PACKAGES},
-        "git_commit": _git(root, "rev-parse", "--verify", "HEAD") if checkout else None,
-        "git_diff": _git(root, "diff", "HEAD") if checkout else None,
-        "git_untracked": _git(root, "ls-files", "--others", "--exclude-standard") if checkout else None,
-        "platform": platform.platform(),
-        "processor": platform.processor() or platform.machine(),
-        "cpu_count": os.cpu_count(),
-        "gpu": gpu,
-    }
+def _runs_in(folder: Path, nested: bool) -> list[Path]:
+    levels = ("", "*/", "*/*/", "*/*/*/")
+    found = sorted({path.parent for level in levels for path in folder.glob(f"{level}status.json")})
+    return found if nested else [run for run in found if not set(run.parents) & set(found)]
 
 
-def _git(root: Path, *arguments: str) -> str | None:
+@contextmanager
+def _refusing(path: Path, verb: str = "written") -> Iterator[None]:
+    """What the file system refuses, as a ``UserError`` that names ``path``."""
     try:
-        answer = subprocess.run(["git", "-C", str(root), *arguments], capture_output=True, timeout=20, check=True)
-    except (OSError, subprocess.SubprocessError):
-        return None
-    return answer.stdout.decode("utf-8", "replace").strip()
-
-
-def _version(package: str) -> str | None:
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return None
-
-
-def _runs_in(folder: Path) -> list[Path]:
-    for depth in ("", "*/", "*/*/"):
-        if found := sorted(path.parent for path in folder.glob(f"{depth}status.json")):
-            return found
-    return []
+        yield
+    except OSError as error:
+        reason = REASONS.get(error.errno or 0, error.strerror or str(error))
+        raise UserError(f"{path} cannot be {verb}: {reason}: {ADVICE[verb]}") from error
 
 
 def _plain(value: Any, number: Callable[[float], float] = float) -> Any:
@@ -246,15 +273,28 @@ def _line(row: dict[str, Any]) -> bytes:
 
 
 def _read_rows(path: Path) -> list[dict[str, Any]]:
-    lines = path.read_bytes().split(b"\n")
+    with _refusing(path, "read"):
+        lines = path.read_bytes().split(b"\n")
     rows = []
     for number, line in enumerate(lines, start=1):
         try:
-            rows += [json.loads(line)] if line.strip() else []
+            rows += [_row(line)] if line.strip() else []
         except ValueError as error:
             if number < len(lines):
-                raise UserError(f"{path} line {number} is not JSON: delete the line and repeat the run") from error
+                raise UserError(f"{path} line {number} {error}: delete the line and repeat the run") from error
     return rows
+
+
+def _row(line: bytes) -> dict[str, Any]:
+    """A line's row; ``ValueError`` for what this module would not have written."""
+    try:
+        row = json.loads(line)
+    except ValueError:
+        raise ValueError("is not JSON") from None
+    places = (row.get("index", 0), row.get("sample", 0)) if isinstance(row, dict) else (None,)
+    if not all(isinstance(place, int) for place in places) or not isinstance(row.get("id"), str):
+        raise ValueError("is no row (an object with id, index and sample)")
+    return row
 
 
 def _mend(path: Path) -> None:
@@ -264,21 +304,27 @@ def _mend(path: Path) -> None:
     if not tail:
         return
     try:
-        json.loads(tail)
-        with path.open("ab") as file:
-            file.write(b"\n")
+        _row(tail)
     except ValueError:
         os.truncate(path, len(data) - len(tail))
+        return
+    with path.open("ab") as file:
+        file.write(b"\n")
 
 
 def _replace(path: Path, data: bytes) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     draft = path.with_name(f".{path.name}.{os.getpid()}")
-    with draft.open("wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(draft, path)
+    try:
+        with draft.open("wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(draft, path)
+    except BaseException:
+        with suppress(OSError):
+            draft.unlink()
+        raise
 
 
 def _try_lock(path: Path) -> IO[bytes] | None:
@@ -292,6 +338,14 @@ def _try_lock(path: Path) -> IO[bytes] | None:
     except OSError:
         pass  # a file system without locks: the process id in status.json is all there is
     return file
+
+
+def _is_status(status: Any) -> bool:
+    """Whether status.json holds what ``write_status`` writes, as far as this module relies on it."""
+    if not isinstance(status, dict) or status.get("state") not in STATES:
+        return False
+    pid, host = status.get("pid"), status.get("host")
+    return status["state"] != "running" or (isinstance(pid, int) and 0 < pid < 2**31 and isinstance(host, str))
 
 
 def _busy(status: dict[str, Any]) -> bool:

@@ -22,7 +22,7 @@ def describe(folder: Path) -> tuple[str, str, str, str]:
     """State, rows ``n/N``, age of the last heartbeat, and the last line of the error, of one run folder."""
     try:
         run = RunFolder(folder)
-        status = run.status() or {"state": "unknown", "age": 0.0}
+        status = run.status() or {"state": "unknown", "age": 0.0, "error": f"{folder} has no status.json any more"}
         rows = len(run.rows())
     except (UserError, ValueError) as error:
         return "unreadable", "", "", str(error)
@@ -47,23 +47,26 @@ def console() -> Console:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The command; returns its exit code: 0, or 2 when nothing matches."""
+    """The command; returns its exit code: 0, or 2 when nothing matches or a run cannot be read (all are shown)."""
     parser = argparse.ArgumentParser(prog="python -m pipeline.status", description=__doc__.partition(": ")[2])
     parser.add_argument("runs", nargs="+", metavar="RUN", help="run folder, sweep folder or glob (outputs for all)")
     patterns = parser.parse_args(arguments).runs
-    folders = find_runs(patterns)
+    folders = find_runs(patterns, nested=True)
     if not folders:
-        print(f"status: no run matches {' '.join(patterns)}", file=sys.stderr)
+        print(f"error: no run matches {' '.join(patterns)}", file=sys.stderr)
         return 2
     from rich.table import Table
     from rich.text import Text
 
     table = Table("run", "state", "rows", "heartbeat", "error")
-    for folder in folders:
-        state, rows, beat, error = describe(folder)
+    described = [(folder, *describe(folder)) for folder in folders]
+    for folder, state, rows, beat, error in described:
         table.add_row(Text(str(folder)), Text(state, COLOURS.get(state, "red")), rows, beat, Text(error))
     console().print(table)
-    return 0
+    damages = [error for _, state, _, _, error in described if state in ("unknown", "unreadable")]
+    for damage in damages:
+        print(f"error: {damage}", file=sys.stderr)
+    return 2 if damages else 0
 
 
 if __name__ == "__main__":

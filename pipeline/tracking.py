@@ -5,20 +5,19 @@ W&B mirrors the run folder and is never the only copy, so a run is not continued
 
 from __future__ import annotations
 
-import logging
 import math
 import netrc
 import os
 import re
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from functools import cache
 from pathlib import Path
 from typing import Any, Literal
 from urllib.parse import urlsplit
 
 from pipeline.errors import UserError
-
-log = logging.getLogger(__name__)
 
 KINDS = ("wandb", "none")
 MODES = ("online", "offline", "disabled", "shared")
@@ -26,7 +25,11 @@ OLD_MODES = {"dryrun": "offline", "run": "online"}
 HOST = "api.wandb.ai"
 TABLE_ROWS = 2000
 TEXT_LIMIT = 500
-START_SECONDS = 30.0  # patience with a server that does not answer
+START_SECONDS = 10.0  # patience with a server that does not answer
+NAMES = {  # what W&B takes, and how to say it
+    "project": (re.compile(r"[^/\\#?%:]{1,128}"), "at most 128 signs, none of them / \\ # ? % :"),
+    "entity": (re.compile(r"[\w.-]+"), "letters, digits, -, _ and . only"),
+}
 COLUMNS = (
     *("id", "sample", "correct", "failure", "extracted", "gold", "text", "tokens", "nfe", "nfe_post_eos"),
     *("token_forwards", "accepted_draft_tokens", "revised_tokens", "order_kendall_tau", "seconds", "error"),
@@ -97,7 +100,7 @@ def track(
 
     ``cfg_logger`` is conf/logger/<option>.yaml as a plain mapping, ``config`` the resolved config as plain data;
     secrets and absolute paths are taken out of it here. On other ranks than the first, and for ``kind: none`` or mode
-    ``disabled``, nothing happens. Raises ``UserError`` for a kind or mode that does not exist.
+    ``disabled``, nothing happens. Raises ``UserError`` as `check_options` does.
     """
     mode = check_options(cfg_logger)
     if mode == "disabled" or _rank() > 0:
@@ -117,14 +120,21 @@ def track(
 
 
 def check_options(cfg_logger: Mapping[str, Any]) -> str:
-    """The mode that a logger's options ask for; ``disabled`` for ``kind: none``.
+    """The mode that a logger's options ask for; ``disabled`` for ``kind: none``, whose options are checked no less.
 
     Raises:
-        UserError: for a kind or mode that does not exist.
+        UserError: for a kind or mode that does not exist, or a project or entity that W&B would refuse.
     """
     if cfg_logger["kind"] not in KINDS:
         raise UserError(f"logger.kind={cfg_logger['kind']} is not known: use one of {', '.join(KINDS)}")
-    return choose_mode(cfg_logger.get("mode")) if cfg_logger["kind"] == "wandb" else "disabled"
+    for option, (form, rule) in NAMES.items():
+        name = cfg_logger.get(option)
+        if name and not form.fullmatch(str(name)):
+            raise UserError(f"logger.{option}={name} is refused by W&B: use {rule}")
+    mode = cfg_logger.get("mode")
+    if mode:
+        _known_mode(mode, "logger.mode")
+    return choose_mode(mode) if cfg_logger["kind"] == "wandb" else "disabled"
 
 
 def choose_mode(option: str | None) -> str:
@@ -135,20 +145,38 @@ def choose_mode(option: str | None) -> str:
     asked = option or os.environ.get("WANDB_MODE")
     if not asked:
         return "online" if has_key() else "offline"
-    mode = OLD_MODES.get(asked, asked)
-    if mode not in MODES:
-        source = "logger.mode" if option else "WANDB_MODE"
-        raise UserError(f"{source}={asked} is not known: use one of {', '.join(MODES)}, or leave it out")
+    mode = _known_mode(asked, "logger.mode" if option else "WANDB_MODE")
     if mode in ("online", "shared") and not has_key():
-        log.warning("W&B mode %s needs a key (`wandb login`, or WANDB_API_KEY): logging offline", mode)
+        _warn(f"W&B mode {mode} needs a key (`wandb login`, or WANDB_API_KEY): logging offline")
         return "offline"
     return mode
+
+
+def _known_mode(asked: str, source: str) -> str:
+    mode = OLD_MODES.get(asked, asked)
+    if mode not in MODES:
+        raise UserError(f"{source}={asked} is not known: use one of {', '.join(MODES)}, or leave it out")
+    return mode
+
+
+@cache
+def _warn(message: str) -> None:
+    """One line on stderr, once a process: the options of a job are looked at more than once."""
+    if _rank() == 0:
+        print(f"warning: {message}", file=sys.stderr, flush=True)
+
+
+def _forget_empty_variables() -> None:
+    """W&B takes a variable that is set but empty for a value, and refuses it."""
+    for name in [name for name, value in os.environ.items() if name.startswith("WANDB_") and not value]:
+        del os.environ[name]
 
 
 def has_key() -> bool:
     """Whether W&B would find a key by itself: in the environment, or in the netrc file where `wandb login` puts it."""
     if os.environ.get("WANDB_API_KEY") or os.environ.get("WANDB_IDENTITY_TOKEN_FILE"):
         return True
+    _forget_empty_variables()
     import wandb
 
     hosts = {HOST, urlsplit(os.environ.get("WANDB_BASE_URL") or wandb.setup().settings.base_url).hostname}
@@ -192,6 +220,7 @@ def _public_text(text: str) -> str:
 
 def _start(mode: str, **arguments: Any) -> Any:
     """Open a run of its own; when the server can't be reached or refuses, offline."""
+    _forget_empty_variables()
     os.environ.setdefault("WANDB_SILENT", "true")
     import wandb
 
@@ -202,7 +231,8 @@ def _start(mode: str, **arguments: Any) -> Any:
     except wandb.errors.Error as error:
         if mode == "offline":
             raise
-        log.warning("W&B could not start %s (%s): logging offline", mode, str(error).splitlines()[0])
+        reason = next(iter(str(error).splitlines()), type(error).__name__)
+        _warn(f"W&B could not start {mode} ({reason}): logging offline")
         return wandb.init(mode="offline", reinit="create_new", settings=settings, **arguments)
 
 

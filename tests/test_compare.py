@@ -120,4 +120,36 @@ def test_folders_that_cannot_be_compared_are_refused_with_the_reason(
     cases += [([a, tmp_path / "absent"], "absent is not a folder"), ([a], "at least two runs")]
     for runs, reason in cases:
         assert main([str(run) for run in runs]) == 2
-        assert reason in capsys.readouterr().err
+        assert reason in (error := capsys.readouterr().err)
+        assert error.startswith("error: ") and error.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("file", "text", "reason"),
+    [
+        ("samples.jsonl", "[1]\n", "samples.jsonl line 1 is no row"),
+        ("samples.jsonl", '{"id": "q0"}\n', "the row of q0 has no correct: delete its line and repeat the run"),
+        (
+            "samples.jsonl",
+            '{"id": "q0", "correct": true, "gold": "7", "tokens": 2, "nfe": "x"}\n',
+            "the row of q0 has nfe='x'",
+        ),
+        ("summary.json", "[1]", "summary.json is damaged"),
+        ("summary.json", "{bad", "summary.json is damaged"),
+    ],
+)
+def test_a_damaged_run_is_refused_in_one_sentence(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], file: str, text: str, reason: str
+) -> None:
+    a, b = make_run(tmp_path / "a", [True]), make_run(tmp_path / "b", [True])
+    (b / file).write_text(text)
+    assert main([str(a), str(b)]) == 2
+    assert re.fullmatch(rf"error: {re.escape(str(b))}/.*{re.escape(reason)}.*\n", capsys.readouterr().err)
+
+
+def test_a_run_stands_for_itself_and_not_for_runs_inside_of_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    a, b = make_run(tmp_path / "a", [True]), make_run(tmp_path / "b", [True])
+    make_run(a / "inner", [False])
+    assert [run["run"] for run in compared(capsys, a, b)["runs"]] == ["a", "b"]

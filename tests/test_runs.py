@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import pickle
 import shlex
 import socket
@@ -12,8 +13,9 @@ from pathlib import Path
 
 import pytest
 
+from pipeline.environment import environment
 from pipeline.errors import UserError
-from pipeline.runs import RunFolder, environment, find_runs, folder_name, settings_hash, unique_folder
+from pipeline.runs import RunFolder, find_runs, folder_name, settings_hash, unique_folder
 from pipeline.status import main as status_main
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -65,6 +67,30 @@ def test_a_broken_line_in_the_middle_is_refused_by_its_number(tmp_path: Path) ->
     (tmp_path / "samples.jsonl").write_text(json.dumps(row("a", 0)) + "\n{oops\n" + json.dumps(row("b", 1)) + "\n")
     with pytest.raises(UserError, match="line 2"):
         RunFolder(tmp_path).rows()
+
+
+@pytest.mark.parametrize("line", ["[1]", "7", "{}", '{"id": [1]}', '{"id": "a", "index": null}'])
+def test_a_line_that_is_no_row_is_refused_by_its_number_and_left_alone(tmp_path: Path, line: str) -> None:
+    file = tmp_path / "samples.jsonl"
+    file.write_text(json.dumps(row("a", 0)) + f"\n{line}\n")
+    for use in (RunFolder(tmp_path).rows, RunFolder(tmp_path).claim):
+        with pytest.raises(UserError, match=r"samples.jsonl line 2 is no row .*: delete the line and repeat the run"):
+            use()
+    assert file.read_text() == json.dumps(row("a", 0)) + f"\n{line}\n"
+
+
+def test_a_last_line_that_is_no_row_and_has_no_line_break_counts_as_torn(tmp_path: Path) -> None:
+    (tmp_path / "samples.jsonl").write_text(json.dumps(row("a", 0)) + "\n[1]")
+    run = RunFolder(tmp_path)
+    run.append(row("b", 1))
+    assert [r["id"] for r in run.rows()] == ["a", "b"]
+
+
+def test_rows_that_are_a_folder_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "samples.jsonl").mkdir()
+    for use in (RunFolder(tmp_path).rows, RunFolder(tmp_path).claim, lambda: RunFolder(tmp_path).append(row("a", 0))):
+        with pytest.raises(UserError, match=r"samples.jsonl cannot be (read|written): it is a folder"):
+            use()
 
 
 def test_odd_text_survives_one_row_a_line(tmp_path: Path) -> None:
@@ -148,6 +174,91 @@ def test_a_fresh_heartbeat_from_another_host_is_respected(tmp_path: Path) -> Non
         RunFolder(tmp_path / "run").claim()
 
 
+@pytest.mark.parametrize("text", ["{bad", "{}", "[1]", "", '{"state": "running"}', '{"state": [1], "pid": "x"}'])
+def test_a_damaged_status_is_unknown_and_the_run_can_be_continued(tmp_path: Path, text: str) -> None:
+    RunFolder(tmp_path).append(row("a", 0))
+    (tmp_path / "status.json").write_text(text)
+    assert RunFolder(tmp_path).status()["state"] == "unknown"
+    run = RunFolder(tmp_path).claim()
+    assert (run.status()["state"], [r["id"] for r in run.rows()]) == ("running", ["a"])
+
+
+def test_a_damaged_status_does_not_let_a_second_writer_in(tmp_path: Path) -> None:
+    first = RunFolder(tmp_path).claim()
+    (tmp_path / "status.json").write_text("{}")
+    for again in (RunFolder(tmp_path), first, RunFolder(tmp_path)):  # a refused claim leaves the first one's as it is
+        with pytest.raises(UserError, match="written by another process"):
+            again.claim()
+    first.write_status("done")
+    RunFolder(tmp_path).claim()
+
+
+def test_a_damaged_summary_is_refused_by_name(tmp_path: Path) -> None:
+    for text in (b"{bad", b"[1]", b"\xff"):
+        (tmp_path / "summary.json").write_bytes(text)
+        with pytest.raises(UserError, match=r"summary.json is damaged: delete it and repeat the run's command"):
+            RunFolder(tmp_path).read_json("summary.json")
+
+
+def test_what_a_dead_process_left_half_written_goes_at_the_next_claim(tmp_path: Path) -> None:
+    (tmp_path / ".summary.json.4711").write_text("{")
+    (tmp_path / ".mine").write_text("")
+    RunFolder(tmp_path).claim()
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".lock", ".mine", "status.json"]
+
+
+def test_a_folder_that_cannot_be_made_is_refused_with_the_reason(tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.write_text("mine")
+    places = {file: "exists", file / "x": "a file, not a folder", tmp_path / ("x" * 300): "too long"}
+    for place, reason in places.items():
+        assert RunFolder(place).rows() == [] and RunFolder(place).status() is None
+        with pytest.raises(UserError) as refused:
+            RunFolder(place).claim()
+        assert str(refused.value).startswith(f"{place} cannot be written: ") and reason in str(refused.value)
+        with pytest.raises(UserError, match="cannot be written: "):
+            RunFolder(place).write_json("a.json", {})
+    for root in (file, Path(os.devnull), tmp_path / ("x" * 300)):
+        with pytest.raises(UserError, match=r"cannot be written: .*: choose another run, sweep or output_root"):
+            unique_folder(root, "m", "s", "d", "h")
+    with pytest.raises(UserError, match="its name is too long"):
+        unique_folder(tmp_path, "m" * 300, "s", "d", "h")
+    assert file.read_text() == "mine"
+
+
+@pytest.mark.skipif(not Path("/proc/self").exists(), reason="needs a /proc")
+def test_a_file_system_without_folders_of_ours_is_refused() -> None:
+    for make in (RunFolder("/proc/run").claim, lambda: unique_folder("/proc", "m", "s", "d", "h")):
+        with pytest.raises(UserError, match=r"^/proc/.* cannot be written: no folder can be made there: choose"):
+            make()
+
+
+def test_a_folder_without_permission_is_refused(tmp_path: Path) -> None:
+    uses = [RunFolder(tmp_path).claim, RunFolder(tmp_path / "run").claim]
+    uses += [lambda: RunFolder(tmp_path).append(row("a", 0)), lambda: RunFolder(tmp_path).write_json("a", {})]
+    uses += [lambda: unique_folder(tmp_path, "m", "s", "d", "h")]
+    user = os.geteuid()
+    tmp_path.chmod(0o500)
+    os.seteuid(user or 65534)  # the superuser may write everywhere
+    try:
+        for use in uses:
+            with pytest.raises(UserError, match=r"cannot be written: Permission denied: choose another run"):
+                use()
+    finally:
+        os.seteuid(user)
+        tmp_path.chmod(0o700)
+
+
+def test_a_refused_claim_does_not_hold_the_folder(tmp_path: Path) -> None:
+    (tmp_path / "status.json").mkdir()
+    run = RunFolder(tmp_path)
+    with pytest.raises(UserError, match=r"status.json cannot be written: it is a folder"):
+        run.claim()
+    (tmp_path / "status.json").rmdir()
+    assert [path.name for path in tmp_path.iterdir()] == [".lock"]
+    RunFolder(tmp_path).claim()
+
+
 def test_a_failure_is_kept_with_its_traceback_and_frees_the_folder(tmp_path: Path) -> None:
     run = RunFolder(tmp_path).claim(expected=3)
     try:
@@ -189,7 +300,7 @@ def test_the_recorded_command_reruns_as_it_is() -> None:
 
 
 def test_the_environment_names_versions_without_importing_torch() -> None:
-    code = "import sys, json; from pipeline.runs import environment; print(json.dumps(environment(['a']))); "
+    code = "import sys, json; from pipeline.environment import environment; print(json.dumps(environment(['a']))); "
     code += "sys.exit('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     record = json.loads(done.stdout)
@@ -212,5 +323,33 @@ def test_status_shows_each_run_of_a_sweep_with_rows_and_the_last_line_of_its_err
 
 def test_status_of_nothing_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert status_main([str(tmp_path / "none*")]) == 2
-    assert "no run matches" in capsys.readouterr().err
+    assert "error: no run matches" in capsys.readouterr().err
     assert find_runs([str(tmp_path)]) == []
+    assert status_main(["x" * 300]) == 2
+
+
+def test_status_shows_runs_inside_of_runs_and_a_name_means_the_outermost(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    runs = [tmp_path, tmp_path / "a", tmp_path / "a" / "b", tmp_path / "day" / "sweep" / "c"]
+    for run in runs:
+        RunFolder(run).claim().write_status("done")
+    assert find_runs([str(tmp_path)], nested=True) == runs
+    assert find_runs([str(tmp_path)]) == [tmp_path]
+    assert find_runs([str(tmp_path / "*")]) == [tmp_path / "a", tmp_path / "day" / "sweep" / "c"]
+    assert status_main([str(tmp_path)]) == 0
+    assert capsys.readouterr().out.count(" done ") == 4
+
+
+def test_status_names_a_damaged_run_and_still_shows_the_others(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("fine", "status", "rows"):
+        RunFolder(tmp_path / name).claim().write_status("done", expected=1)
+    (tmp_path / "status" / "status.json").write_text("{}")
+    (tmp_path / "rows" / "samples.jsonl").write_text("[1]\n")
+    assert status_main([str(tmp_path)]) == 2
+    out, err = capsys.readouterr()
+    assert all(word in out for word in (" done ", " unknown ", " unreadable "))
+    errors = [f"{tmp_path}/rows/samples.jsonl line 1 is no row", f"{tmp_path}/status/status.json is damaged"]
+    assert [line.startswith(f"error: {e}") for line, e in zip(err.splitlines(), errors, strict=True)] == [True, True]

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
-import logging
+import os
+import re
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,8 +15,9 @@ from typing import Any
 
 import pytest
 
+from pipeline import tracking
 from pipeline.errors import UserError
-from pipeline.tracking import choose_mode, public, track
+from pipeline.tracking import check_options, choose_mode, public, track
 
 pytest.importorskip("wandb")
 LOGGER = {"kind": "wandb", "project": "blockdiff", "entity": None, "group": None, "mode": None, "table_rows": 2}
@@ -29,6 +33,7 @@ def no_key_and_no_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WANDB_DATA_DIR", str(tmp_path / "data"))
     monkeypatch.setenv("WANDB_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.chdir(tmp_path)
+    tracking._warn.cache_clear()
 
 
 def run_folders(root: Path) -> list[Path]:
@@ -181,16 +186,58 @@ def test_mode_follows_option_then_environment_then_key(tmp_path: Path, monkeypat
         choose_mode(None)
 
 
-def test_online_without_a_key_logs_offline_and_asks_nothing(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+def test_online_without_a_key_logs_offline_says_so_once_and_asks_nothing(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    caplog.set_level(logging.WARNING)
-    with track({**LOGGER, "mode": "online"}, name="r", config={}, folder=tmp_path) as tracker:
+    online = {**LOGGER, "mode": "online"}
+    check_options(online)  # as the job does before it starts
+    with track(online, name="r", config={}, folder=tmp_path) as tracker:
         tracker.summary({"accuracy": 1.0})
     assert len(run_folders(tmp_path)) == 1
-    assert "needs a key" in caplog.text
-    captured = capfd.readouterr()
-    assert captured.out == "" and "wandb:" not in captured.err
+    line = "warning: W&B mode online needs a key (`wandb login`, or WANDB_API_KEY): logging offline\n"
+    assert capfd.readouterr() == ("", line)
+
+
+def test_variables_that_are_set_but_empty_are_like_unset(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("WANDB_MODE", "WANDB_BASE_URL", "WANDB_SILENT"):
+        monkeypatch.setenv(name, "")
+    assert choose_mode(None) == "offline"
+    monkeypatch.setenv("WANDB_MODE", "")
+    with track({**LOGGER, "mode": "offline"}, name="r", config={}, folder=tmp_path):
+        pass
+    assert len(run_folders(tmp_path)) == 1 and "WANDB_MODE" not in os.environ
+
+
+def test_a_server_that_does_not_answer_costs_seconds_and_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert tracking.START_SECONDS == 10
+    code = "from pipeline import tracking; tracking.START_SECONDS = 0.5\n"  # in a process of its own:
+    code += f"with tracking.track({LOGGER}, name='r', config={{}}, folder='run'): pass"  # W&B reads the address once
+    monkeypatch.setenv("WANDB_BASE_URL", "http://127.0.0.1:9")
+    monkeypatch.setenv("WANDB_API_KEY", "a" * 40)
+    monkeypatch.setenv("PYTHONPATH", str(Path(tracking.__file__).parents[1]))
+    began = time.monotonic()
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    assert time.monotonic() - began < 10
+    assert done.stdout == ""
+    assert re.fullmatch(r"warning: W&B could not start online \(.*\): logging offline\n", done.stderr), done.stderr
+    assert stored(run_folders(tmp_path)[0]).exit_code == 0
+
+
+@pytest.mark.parametrize("kind", ["wandb", "none"])
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [("project", "a/b"), ("project", "x" * 129), ("entity", "a/b"), ("entity", "a b"), ("mode", "foo")],
+)
+def test_options_that_would_be_refused_are_refused_early_whatever_the_kind(kind: str, option: str, value: str) -> None:
+    with pytest.raises(UserError, match=f"logger.{option}={value} is .*: use "):
+        check_options({**LOGGER, "kind": kind, option: value})
+
+
+def test_names_that_are_fine_pass() -> None:
+    assert check_options({**LOGGER, "project": "My project-1.0", "entity": "a_team-2", "mode": "offline"}) == "offline"
+    assert check_options({**LOGGER, "kind": "none", "mode": "online"}) == "disabled"
 
 
 @pytest.mark.parametrize("changes", [{"kind": "none"}, {"mode": "disabled"}])
