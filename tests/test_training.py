@@ -7,24 +7,26 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
-from omegaconf import OmegaConf
 from safetensors.torch import load_file
 
 from pipeline.data.arithmetic import make_problems, words
 from pipeline.tokenizer import build_tokenizer
-from pipeline.train import IGNORE, Batches, learning_rate_scale
+from pipeline.train import IGNORE, Batches, Recipe, Training, claimed, learning_rate_scale, main
 from tests.conftest import ROOT, CommandLine
 
 SMALL = ["recipe.steps=150", "recipe.batch_size=8", "recipe.hidden_size=32", "recipe.intermediate_size=64"]
 SMALL += ["recipe.layers=1", "recipe.heads=2"]
+SHORT = [*SMALL, "recipe.steps=100", "recipe.batch_size=4"]
+Command = Callable[..., tuple[int, str, str]]
 
 
-def _recipe(objective: str) -> OmegaConf:
-    return OmegaConf.create({"objective": objective, "batch_size": 16, "level_weights": [1, 1, 1, 1]})
+def _recipe(objective: str) -> Recipe:
+    return Recipe(objective=objective, batch_size=16, level_weights=[1, 1, 1, 1])
 
 
 def test_a_step_depends_on_seed_epoch_and_index_alone() -> None:
@@ -64,7 +66,7 @@ def test_no_test_problem_is_a_training_problem_under_other_names() -> None:
 
 
 def test_the_learning_rate_warms_up_stays_and_falls_to_zero() -> None:
-    recipe = OmegaConf.create({"steps": 1000, "warmup": 100, "decay": 0.6})
+    recipe = Recipe(steps=1000, warmup=100, decay=0.6)
     scales = [learning_rate_scale(step, recipe) for step in (0, 99, 400, 700, 999)]
     assert scales == pytest.approx([0.01, 1.0, 1.0, 0.5, 1 / 600])
 
@@ -82,6 +84,151 @@ def test_numbers_and_words_are_one_token_each() -> None:
     problem = make_problems("train", 3, 1)[0]
     pieces = tokenizer.convert_ids_to_tokens(tokenizer(problem.question + problem.answer).input_ids)
     assert all(piece.startswith("Ġ") or piece in {",", ".", "?"} for piece in pieces[1:])
+
+
+@pytest.fixture
+def train(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Command:
+    """The command in this process and an empty folder: its exit code and what it prints."""
+    monkeypatch.chdir(tmp_path)
+
+    def run(*words: str) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["train", *words])
+        code: int | str | None = 0
+        try:
+            main()
+        except SystemExit as ended:
+            code = ended.code
+        return int(code or 0), *capfd.readouterr()
+
+    return run
+
+
+def _files(folder: Path) -> dict[str, bytes]:
+    return {str(path): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+@pytest.mark.parametrize(
+    ("given", "right"),
+    [
+        ("recipe.objective=foo", "masked or causal"),
+        ("recipe.batch_size=0", "1 up"),
+        ("recipe.heads=0", "1 up"),
+        ("recipe.layers=-1", "1 up"),
+        ("recipe.intermediate_size=0", "1 up"),
+        ("recipe.warmup=0", "1 up"),
+        ("recipe.hidden_size=0", "multiple of 8 (an even size for each of recipe.heads=4), such as 8"),
+        ("recipe.hidden_size=130", "such as 128"),
+        ("recipe.hidden_size=12", "multiple of 8"),
+        ("recipe.decay=0.0", "above 0, at most 1"),
+        ("recipe.decay=1.5", "above 0, at most 1"),
+        ("recipe.lr=0.0", "finite number above 0"),
+        ("recipe.lr=inf", "finite number above 0"),
+        ("recipe.matrix_lr=nan", "finite number above 0"),
+        ("recipe.matrix_lr=-0.1", "finite number above 0"),
+        ("recipe.steps=0", "multiple of 50, such as 50"),
+        ("recipe.steps=130", "multiple of 50, such as 150"),
+        ("recipe.level_weights=[1.0, 1.0]", "4 finite numbers"),
+        ("recipe.level_weights=[1.0, 1.0, 1.0, -1.0]", "not all of them 0"),
+        ("recipe.level_weights=[0.0, 0.0, 0.0, 0.0]", "not all of them 0"),
+        ("recipe.level_weights=[1.0, 1.0, 1.0, nan]", "4 finite numbers"),
+        ("seed=-1", "from 0 to 4294967295"),
+        ("seed=4294967296", "from 0 to 4294967295"),
+        ("recipe.steps=many", "could not be converted to Integer"),
+        ("recipe.batch_size=8.5", "could not be converted to Integer"),
+        ("recipe.lr=null", "not Optional"),
+        ("recipe.level_weights=3", "level_weights"),
+        ("recipe.stepz=100", "is no option"),
+        ("+recipe.stepz=100", "the options are name, objective"),
+        ("+runs=a", "the options are recipe, run, seed"),
+        ("recipe.name=???", "missing"),
+        ("recipe=large", "choose from tiny, tiny_ar"),
+        ("run=''", "no folder name"),
+        ("run=.", "no folder name"),
+        ("run=./", "no folder name"),
+        ("run=/tmp/x", "no folder name"),
+        ("run=a/../../b", "no folder name"),
+    ],
+)
+def test_what_cannot_be_trained_is_refused_in_one_line_before_anything_is_made(
+    train: Command, tmp_path: Path, given: str, right: str
+) -> None:
+    code, out, err = train(given)
+    assert code == 2 and out == "" and not list(tmp_path.iterdir())
+    assert err.startswith("error: ") and err.count("\n") == 1 and right in err
+    assert given.lstrip("+").partition("=")[0].replace("recipe.name", "run") in err or "missing" in err
+
+
+@pytest.mark.parametrize("sweep", ["-m", "hydra.mode=MULTIRUN"])
+def test_sweeps_of_trainings_are_refused(train: Command, tmp_path: Path, sweep: str) -> None:
+    code, out, err = train(sweep, "recipe=tiny,tiny_ar")
+    assert (code, out) == (2, "") and not list(tmp_path.iterdir())
+    assert err == "error: -m is not for training: run the commands one after the other, without it\n"
+
+
+def test_ctrl_c_ends_with_130_and_the_same_command_gives_the_weights_and_the_time_of_one_go(
+    train: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock, step, stop_at = [0.0], Training.training_step, [-1]
+
+    def timed(self: Training, batch: tuple[torch.Tensor, torch.Tensor], batch_idx: int) -> None:
+        if (self.current_epoch, batch_idx) == (1, stop_at[0]):
+            signal.raise_signal(signal.SIGINT)
+        clock[0] += 1
+        step(self, batch, batch_idx)
+
+    monkeypatch.setattr("pipeline.train.monotonic", lambda: clock[0])
+    monkeypatch.setattr(Training, "training_step", timed)
+    assert train("run=whole", *SHORT)[0] == 0
+    stop_at[0] = 30
+    code, out, err = train("run=cut", *SHORT)
+    assert code == 130 and out.count("\n") == 1 and "40,160 parameters, 100 steps of 4 problems" in out
+    assert err == "interrupted (SIGINT): the same command continues\n"
+    cut, whole = (tmp_path / "outputs" / "train" / run for run in ("cut", "whole"))
+    with (cut / "loss.jsonl").open("a") as curve:
+        curve.write('{"step": 100, "lo')  # what a kill leaves that comes before the checkpoint
+    stop_at[0] = -1
+    code, out, err = train("run=cut", *SHORT)
+    assert code == 0 and err == "" and "from step 50 on" in out
+    assert "decode with: python -m pipeline model=tiny model.path=outputs/train/cut/model dataset" in out
+    for name in ("loss.jsonl", "model/model.safetensors", "model/training.json", "settings.json"):
+        assert (cut / name).read_bytes() == (whole / name).read_bytes()
+    record = json.loads((cut / "model" / "training.json").read_text())
+    assert record["seconds"] == 100 and record["config"] == json.loads((cut / "settings.json").read_text())
+
+
+def test_a_finished_folder_is_left_alone_and_other_settings_are_refused(train: Command, tmp_path: Path) -> None:
+    short = [*SHORT, "recipe.steps=50"]
+    code, out, err = train("recipe=tiny_ar", *short)
+    assert code == 0 and err == "" and out.count("\n") == 2 and "model=tiny_ar sampler=autoregressive" in out
+    before = _files(tmp_path)
+    code, out, err = train("recipe=tiny_ar", *short)
+    assert code == 0 and err == "" and "outputs/train/tiny_ar is finished, nothing to do; decode with" in out
+    code, out, err = train("recipe=tiny_ar", *short, "seed=1", "recipe.lr=0.001")
+    assert (code, out) == (2, "") and "recipe.lr=0.003 instead of 0.001, seed=0 instead of 1: repeat" in err
+    assert err.count("\n") == 1 and _files(tmp_path) == before
+
+
+def test_a_folder_of_something_else_or_in_use_is_refused(train: Command, tmp_path: Path) -> None:
+    old = tmp_path / "outputs" / "train" / "old"
+    old.mkdir(parents=True)
+    (old / "last.ckpt").touch()
+    assert "holds files but no settings.json" in train("run=old", *SHORT)[2]
+    code, _, err = train("run=old/last.ckpt/deeper", *SHORT)
+    assert code == 2 and "cannot be written (Not a directory)" in err
+    with claimed(Path("outputs/train/busy")):
+        code, _, err = train("run=busy", *SHORT)
+    assert code == 2 and "is being trained by another process" in err
+
+
+def test_a_loss_that_is_no_number_ends_the_training_with_its_last_good_checkpoint(train: Command) -> None:
+    code, _, err = train("run=wild", *SHORT, "recipe.matrix_lr=1e38", "recipe.lr=1e38")
+    assert code == 2 and err.count("\n") == 1 and "the loss is nan at step 50, use smaller ones" in err
+
+
+def test_a_single_row_without_a_masked_token_does_not_spoil_the_weights(train: Command, tmp_path: Path) -> None:
+    assert train("run=one", *SHORT, "recipe.batch_size=1")[0] == 0
+    weights = load_file(tmp_path / "outputs" / "train" / "one" / "model" / "model.safetensors")
+    assert all(tensor.isfinite().all() for tensor in weights.values())
 
 
 @pytest.mark.slow
