@@ -15,8 +15,10 @@ import torch
 from safetensors.torch import load_file
 
 from pipeline.data.arithmetic import make_problems, words
+from pipeline.recipe import Recipe
 from pipeline.tokenizer import build_tokenizer
-from pipeline.train import IGNORE, Batches, Recipe, Training, claimed, learning_rate_scale, main
+from pipeline.train import claimed, main
+from pipeline.training import IGNORE, Batches, Training, learning_rate_scale
 from tests.conftest import ROOT, CommandLine
 
 SMALL = ["recipe.steps=150", "recipe.batch_size=8", "recipe.hidden_size=32", "recipe.intermediate_size=64"]
@@ -176,7 +178,7 @@ def test_ctrl_c_ends_with_130_and_the_same_command_gives_the_weights_and_the_tim
         clock[0] += 1
         step(self, batch, batch_idx)
 
-    monkeypatch.setattr("pipeline.train.monotonic", lambda: clock[0])
+    monkeypatch.setattr("pipeline.training.monotonic", lambda: clock[0])
     monkeypatch.setattr(Training, "training_step", timed)
     assert train("run=whole", *SHORT)[0] == 0
     stop_at[0] = 30

@@ -1,0 +1,129 @@
+"""What a training is told: the recipe's shape, and what can't be trained with."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+from hydra.core.config_store import ConfigStore
+from omegaconf import MISSING, DictConfig
+
+from pipeline.config import plain, refuse_missing
+from pipeline.data.arithmetic import LEVELS
+from pipeline.errors import UserError
+
+OUTPUTS = Path("outputs/train")
+OBJECTIVES = ("masked", "causal")
+STEPS_AN_EPOCH = 50  # an "epoch" is the stretch between two checkpoints
+LARGEST_SEED = 2**32 - 1  # NumPy's, which Lightning seeds too
+
+
+@dataclass
+class Recipe:
+    """What is trained and how, as in ``conf/recipe/<name>.yaml``.
+
+    Attributes:
+        name: also the folder's, unless ``run=`` gives another.
+        objective: ``masked`` (full attention, LLaDA style) or ``causal`` (next token).
+        level_weights: shares of problems with 1, 2, … operations; they need not add up to one.
+        matrix_lr, lr: of Muon for the layers' matrices, of AdamW for the rest.
+        warmup: steps in which both rates rise.
+        decay: share of the steps, at the end, in which both fall to zero.
+    """
+
+    name: str = MISSING
+    objective: str = MISSING
+    hidden_size: int = MISSING
+    intermediate_size: int = MISSING
+    layers: int = MISSING
+    heads: int = MISSING
+    level_weights: list[float] = MISSING
+    batch_size: int = MISSING
+    steps: int = MISSING
+    matrix_lr: float = MISSING
+    lr: float = MISSING
+    warmup: int = MISSING
+    decay: float = MISSING
+
+
+@dataclass
+class Options:
+    """The command's options.
+
+    Attributes:
+        run: folder below ``outputs/train``.
+        seed: of the first weights, the problems and the masks.
+    """
+
+    recipe: Recipe = field(default_factory=Recipe)
+    run: str = MISSING
+    seed: int = 0
+
+
+def folder_of(run: str) -> Path:
+    """Where a training goes.
+
+    Raises:
+        UserError: for a name that is no folder below ``outputs/train``.
+    """
+    if not run.strip() or ".." in run or run.startswith("/") or not Path(run).parts:
+        raise UserError(f"run={run!r} is no folder name: use one below {OUTPUTS}")
+    return OUTPUTS / run
+
+
+def refuse_unusable(recipe: Recipe, seed: int) -> None:
+    """Refuse values that cannot be trained with.
+
+    Raises:
+        UserError: naming the first key, its value and what would be right.
+    """
+    if recipe.objective not in OBJECTIVES:
+        raise UserError(f"recipe.objective={recipe.objective} is not known: use {' or '.join(OBJECTIVES)}")
+    for key in ("intermediate_size", "layers", "heads", "batch_size", "warmup"):
+        _refuse(key, getattr(recipe, key), getattr(recipe, key) >= 1, "a whole number from 1 up")
+    for key in ("matrix_lr", "lr"):
+        _refuse(key, getattr(recipe, key), 0 < getattr(recipe, key) < math.inf, "a finite number above 0")
+    _refuse("decay", recipe.decay, 0 < recipe.decay <= 1, "a number above 0, at most 1")
+    whole = _nearest(recipe.steps, STEPS_AN_EPOCH)
+    _refuse("steps", recipe.steps, recipe.steps == whole, f"a multiple of {STEPS_AN_EPOCH}, such as {whole}")
+    pairs = 2 * recipe.heads  # rotary embeddings turn pairs of a head's dimensions
+    width = _nearest(recipe.hidden_size, pairs)
+    fit = f"a multiple of {pairs} (an even size for each of recipe.heads={recipe.heads}), such as {width}"
+    _refuse("hidden_size", recipe.hidden_size, recipe.hidden_size == width, fit)
+    weights = recipe.level_weights
+    shares = len(weights) == len(LEVELS) and min(weights) >= 0 and 0 < sum(weights) < math.inf
+    _refuse("level_weights", weights, shares, f"{len(LEVELS)} finite numbers from 0 up, not all of them 0")
+    if not 0 <= seed <= LARGEST_SEED:
+        raise UserError(f"seed={seed} is out of range: use a whole number from 0 to {LARGEST_SEED}")
+
+
+def _refuse(key: str, value: Any, right: bool, wanted: str) -> None:
+    if not right:
+        raise UserError(f"recipe.{key}={value} does not fit: use {wanted}")
+
+
+def _nearest(value: int, unit: int) -> int:
+    """The nearest positive multiple."""
+    return max(1, (value + unit // 2) // unit) * unit
+
+
+def options_of(cfg: DictConfig) -> Options:
+    """The composed configuration as a typed value.
+
+    Raises:
+        UserError: for a key that is unknown or without a value.
+    """
+    for prefix, node, schema in (("", cfg, Options), ("recipe.", cfg.recipe, Recipe)):
+        known = [entry.name for entry in fields(schema)]
+        if unknown := [str(key) for key in node if key not in known]:
+            raise UserError(f"{prefix}{unknown[0]} is no option: the options are {', '.join(known)}")
+    refuse_missing(cfg)
+    values = plain(cfg)
+    return Options(Recipe(**values["recipe"]), values["run"], values["seed"])
+
+
+def register() -> None:
+    """Make the options' types known to Hydra; ``conf/train.yaml`` starts from them."""
+    ConfigStore.instance().store(name="train_schema", node=Options)
