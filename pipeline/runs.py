@@ -6,38 +6,25 @@
 
 from __future__ import annotations
 
-import errno
-import fcntl
 import hashlib
 import json
-import math
 import os
 import re
 import socket
 import time
 import traceback
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Iterable
+from contextlib import suppress
 from datetime import datetime
 from glob import glob
 from pathlib import Path
 from typing import IO, Any
 
 from pipeline.errors import UserError
+from pipeline.files import encoded, mend, plain_json, read_rows, refusing, replace_file, try_lock
 
 STATES = ("running", "done", "failed", "interrupted", "preempted")
 BEAT_SECONDS = 5.0  # the heartbeat is written at most this often
-REASONS = {
-    errno.EEXIST: "a file of that name exists",
-    errno.ENOTDIR: "a part of it is a file, not a folder",
-    errno.ENOENT: "no folder can be made there",
-    errno.EISDIR: "it is a folder",
-    errno.ENAMETOOLONG: "its name is too long",
-}
-ADVICE = {
-    "written": "choose another run, sweep or output_root",
-    "read": "make it a readable file, or choose another run",
-}
 SILENT_SECONDS = 120.0  # a run on another host counts as alive until it has been silent for so long
 
 
@@ -60,13 +47,13 @@ class RunFolder:
         ``facts`` (``expected=200``) stay in every later status of this claim, which ends with the process or with any
         other state. Raises ``UserError`` while another process writes here, or where the folder cannot be written.
         """
-        with _refusing(self.path):
+        with refusing(self.path):
             self.path.mkdir(parents=True, exist_ok=True)
-            lock = _try_lock(self.path / ".lock")
+            lock = try_lock(self.path / ".lock")
         self._refuse_another_writer(lock)
         self._lock, self._facts = lock, facts
         try:
-            with _refusing(self.path):
+            with refusing(self.path):
                 self._remove_drafts()
                 self.merge_ranks()
             self.write_status("running")
@@ -122,18 +109,18 @@ class RunFolder:
     def append(self, row: dict[str, Any], rank: int = 0) -> None:
         """Add one finished row in one write; a line that a crash tore is cut off first."""
         path = self.path / ("samples.jsonl" if rank == 0 else f"samples.rank{rank}.jsonl")
-        with _refusing(path):
+        with refusing(path):
             if path not in self._mended:
-                _mend(path)
+                mend(path)
                 self._mended.add(path)
             file = path.open("ab")
         with file:
-            file.write(_line(row))
+            file.write(encoded(row))
         self.beat()
 
     def rows(self) -> list[dict[str, Any]]:
         """The newest row of each (id, sample) over all ranks, in dataset order; a torn last line is left out."""
-        newest = {(row["id"], row.get("sample", 0)): row for path in self._row_files() for row in _read_rows(path)}
+        newest = {(row["id"], row.get("sample", 0)): row for path in self._row_files() for row in read_rows(path)}
         return sorted(newest.values(), key=lambda row: (row.get("index", 0), row.get("sample", 0)))
 
     def merge_ranks(self) -> None:
@@ -141,25 +128,25 @@ class RunFolder:
         files = self._row_files()
         if not files:
             return
-        merged, target = b"".join(_line(row) for row in self.rows()), self.path / "samples.jsonl"
+        merged, target = b"".join(encoded(row) for row in self.rows()), self.path / "samples.jsonl"
         if not target.exists() or target.read_bytes() != merged:
-            _replace(target, merged)
+            replace_file(target, merged)
         for path in files:
             if path != target:
                 path.unlink()
 
     def write_json(self, name: str, data: Any) -> None:
         """Write a file whole or not at all; numbers that are not finite become null."""
-        text = json.dumps(_plain(data), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
-        with _refusing(self.path / name):
-            _replace(self.path / name, text.encode("utf-8", "backslashreplace"))
+        text = json.dumps(plain_json(data), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+        with refusing(self.path / name):
+            replace_file(self.path / name, text.encode("utf-8", "backslashreplace"))
 
     def read_json(self, name: str) -> Any:
         """The JSON object in a file of the folder, None when there is no file; ``UserError`` if it holds none."""
         path = self.path / name
         if not os.path.exists(path):
             return None
-        with _refusing(path, "read"):
+        with refusing(path, "read"):
             text = path.read_bytes()
         try:
             data = json.loads(text)
@@ -200,7 +187,7 @@ class RunFolder:
 
 def settings_hash(settings: Any) -> str:
     """Ten hex digits for plain settings: sorted JSON, floats to 9 significant digits (0.7000000000000001 is 0.7)."""
-    text = json.dumps(_plain(settings, lambda x: float(f"{x:.9g}")), sort_keys=True, separators=(",", ":"))
+    text = json.dumps(plain_json(settings, lambda x: float(f"{x:.9g}")), sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()[:10]
 
 
@@ -216,12 +203,12 @@ def unique_folder(root: Path | str, model: str, sampler: str, dataset: str, hash
     """
     now = datetime.now()
     day = Path(root) / f"{now:%Y-%m-%d}"
-    with _refusing(day):
+    with refusing(day):
         day.mkdir(parents=True, exist_ok=True)
     name, number = f"{now:%H-%M-%S}-{folder_name(model, sampler, dataset, hash)}", 1
     while True:
         folder = day / (name if number == 1 else f"{name}-{number}")
-        with _refusing(folder), suppress(FileExistsError):
+        with refusing(folder), suppress(FileExistsError):
             folder.mkdir()  # exclusive: of two launches in one second one fails here and takes the next name
             return folder
         number += 1
@@ -244,100 +231,6 @@ def _runs_in(folder: Path, nested: bool) -> list[Path]:
     levels = ("", "*/", "*/*/", "*/*/*/")
     found = sorted({path.parent for level in levels for path in folder.glob(f"{level}status.json")})
     return found if nested else [run for run in found if not set(run.parents) & set(found)]
-
-
-@contextmanager
-def _refusing(path: Path, verb: str = "written") -> Iterator[None]:
-    """What the file system refuses, as a ``UserError`` that names ``path``."""
-    try:
-        yield
-    except OSError as error:
-        reason = REASONS.get(error.errno or 0, error.strerror or str(error))
-        raise UserError(f"{path} cannot be {verb}: {reason}: {ADVICE[verb]}") from error
-
-
-def _plain(value: Any, number: Callable[[float], float] = float) -> Any:
-    """Plain JSON data: floats through ``number``, null for those that are not finite, text for paths."""
-    if isinstance(value, float):
-        return number(value) + 0.0 if math.isfinite(value) else None
-    if isinstance(value, dict):
-        return {str(key): _plain(item, number) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_plain(item, number) for item in value]
-    return str(value) if isinstance(value, Path) else value
-
-
-def _line(row: dict[str, Any]) -> bytes:
-    text = json.dumps(_plain(row), ensure_ascii=False, allow_nan=False)
-    return text.encode("utf-8", "backslashreplace") + b"\n"  # half a surrogate pair becomes its \u escape: still JSON
-
-
-def _read_rows(path: Path) -> list[dict[str, Any]]:
-    with _refusing(path, "read"):
-        lines = path.read_bytes().split(b"\n")
-    rows = []
-    for number, line in enumerate(lines, start=1):
-        try:
-            rows += [_row(line)] if line.strip() else []
-        except ValueError as error:
-            if number < len(lines):
-                raise UserError(f"{path} line {number} {error}: delete the line and repeat the run") from error
-    return rows
-
-
-def _row(line: bytes) -> dict[str, Any]:
-    """A line's row; ``ValueError`` for what this module would not have written."""
-    try:
-        row = json.loads(line)
-    except ValueError:
-        raise ValueError("is not JSON") from None
-    places = (row.get("index", 0), row.get("sample", 0)) if isinstance(row, dict) else (None,)
-    if not all(isinstance(place, int) for place in places) or not isinstance(row.get("id"), str):
-        raise ValueError("is no row (an object with id, index and sample)")
-    return row
-
-
-def _mend(path: Path) -> None:
-    """Make the file end with a whole line: cut a torn one, or close one that only lacks its line break."""
-    data = path.read_bytes() if path.exists() else b""
-    tail = data.rpartition(b"\n")[2]
-    if not tail:
-        return
-    try:
-        _row(tail)
-    except ValueError:
-        os.truncate(path, len(data) - len(tail))
-        return
-    with path.open("ab") as file:
-        file.write(b"\n")
-
-
-def _replace(path: Path, data: bytes) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    draft = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        with draft.open("wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(draft, path)
-    except BaseException:
-        with suppress(OSError):
-            draft.unlink()
-        raise
-
-
-def _try_lock(path: Path) -> IO[bytes] | None:
-    """The locked file, or None when another process (or another claim of this one) holds it."""
-    file = path.open("ab")
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        file.close()
-        return None
-    except OSError:
-        pass  # a file system without locks: the process id in status.json is all there is
-    return file
 
 
 def _is_status(status: Any) -> bool:

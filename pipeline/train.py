@@ -7,7 +7,6 @@ weights; other settings need another folder.
 
 from __future__ import annotations
 
-import fcntl
 import shlex
 import sys
 import warnings
@@ -23,6 +22,7 @@ from omegaconf import DictConfig
 
 from pipeline.cli import Carried, guarded
 from pipeline.errors import UserError
+from pipeline.files import refusing, try_lock
 from pipeline.quiet import quiet_libraries
 from pipeline.recipe import Recipe, folder_of, options_of, refuse_unusable, register
 from pipeline.runs import RunFolder
@@ -85,18 +85,12 @@ def claimed(folder: Path) -> Iterator[RunFolder]:
     Raises:
         UserError: while another process trains here, or if the folder cannot be made.
     """
-    try:
+    with refusing(folder):
         folder.mkdir(parents=True, exist_ok=True)
-        lock = (folder / ".lock").open("ab")
-    except OSError as error:
-        raise UserError(f"{folder} cannot be written ({error.strerror}): give another run=") from error
+        lock = try_lock(folder / ".lock")
+    if lock is None:
+        raise UserError(f"{folder} is being trained by another process: wait, or give another run=")
     with lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise UserError(f"{folder} is being trained by another process: wait, or give another run=") from error
-        except OSError:
-            pass  # a file system without locks
         yield RunFolder(folder)
 
 
