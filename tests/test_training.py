@@ -216,7 +216,7 @@ def test_a_folder_of_something_else_or_in_use_is_refused(train: Command, tmp_pat
     (old / "last.ckpt").touch()
     assert "holds files but no settings.json" in train("run=old", *SHORT)[2]
     code, _, err = train("run=old/last.ckpt/deeper", *SHORT)
-    assert code == 2 and "cannot be written (Not a directory)" in err
+    assert code == 2 and "cannot be written: a part of it is a file" in err
     with claimed(Path("outputs/train/busy")):
         code, _, err = train("run=busy", *SHORT)
     assert code == 2 and "is being trained by another process" in err
