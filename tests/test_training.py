@@ -147,7 +147,7 @@ def _files(folder: Path) -> dict[str, bytes]:
         ("run=''", "no folder name"),
         ("run=.", "no folder name"),
         ("run=./", "no folder name"),
-        ("run=/tmp/x", "no folder name"),
+        ("run=/nowhere/x", "no folder name"),
         ("run=a/../../b", "no folder name"),
     ],
 )
