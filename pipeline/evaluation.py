@@ -61,6 +61,11 @@ class Evaluation(lightning.LightningModule):
         quiet_libraries()  # the first of our code that a spawned process runs
         super().__setstate__(state)
 
+    def teardown(self, stage: str) -> None:
+        """Close what Lightning opened between spawned ranks: its threads can abort a process that exits with them."""
+        if world()[1] == 1 and torch.distributed.is_available() and torch.distributed.is_initialized():
+            torch.distributed.destroy_process_group()
+
     def predict_dataloader(self) -> DataLoader:
         """This rank's shard: sharded here, because a distributed sampler may repeat samples."""
         shard = self.indices[self.global_rank :: self.trainer.world_size]
@@ -160,6 +165,10 @@ def evaluate(job: Job, indices: list[int], folder: Path, versions: str, commit: 
     module = Evaluation(job, indices, folder, versions, commit)
     try:
         trainer.predict(module, return_predictions=False)
+    except torch.multiprocessing.ProcessExitedException as error:
+        if not set(indices) <= {row["index"] for row in RunFolder(folder).rows()}:
+            raise
+        print(f"note: a process ended badly, but after its last row was written ({error})", flush=True)
     except Stopped:
         _end_processes(trainer)
         raise
