@@ -6,6 +6,7 @@ import hashlib
 import json
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 TINY = Path(__file__).parent / "tiny"  # the models that ship with the package
 WANTED_FILES = ["*.json", "*.safetensors", "*.jinja", "*.txt", "*.model", "tokenizer*"]
@@ -16,29 +17,54 @@ class ModelOptions:
     """What ``conf/model/<name>.yaml`` may say.
 
     Attributes:
-        name: shown in tables and file names.
+        name: shown in tables and file names; null is the last part of `path` or `hub`.
         kind: ``checkpoint`` or ``toy``.
         path: a local model folder, a ``.gguf`` file, a ``.ckpt`` of our training (its ``model`` folder beside it), or
             ``tiny/…`` for a model that ships with the package.
         hub, revision: a hub id and the commit to take, used if `path` is null.
         package: a Python package that carries the same weights as a ``.gguf`` file, taken when the hub is out of reach.
+        base, base_revision: where the weights under a LoRA checkpoint come from, a folder or a hub id; null is what its
+            ``adapter_config.json`` names.
         dtype: ``float32``, ``bfloat16``, ``float16``; null is float32 on a CPU and the checkpoint's own elsewhere.
-        mask_id, end_ids: override what the checkpoint's configuration says.
+        confidence_dtype: ``float32``, or ``model``: probabilities in the weights' dtype, as some authors' code has them.
+        attention_kernel: ``auto`` (no mask, else a variable-length kernel, else a dense mask) or ``dense``.
+        device_map: ``auto`` spreads the layers over all GPUs.
+        quantization: arguments of transformers' own quantisers, ``quant_method`` first.
+        compile: run the layers through `torch.compile`.
+        allow_cpu: run more than 1 B parameters on a CPU.
+        mask_id, end_ids, attention, shift, block_origin, trained_block: override what family and configuration say, see
+            `samplers.ModelFacts`.
         end_tokens: further tokens, by their text, that end an answer.
+        chat_template: a Jinja template, for a tokenizer that brings none.
         trust_checkpoint: read a ``.ckpt`` that holds more than tensors and plain data; such a file can run code.
+        published: the hub's ``config.json`` as far as it matters, so that the model can be inspected without it.
     """
 
-    name: str = ""
+    name: str | None = None
     kind: str = "checkpoint"
     path: str | None = None
     hub: str | None = None
     revision: str | None = None
     package: str | None = None
+    base: str | None = None
+    base_revision: str | None = None
     dtype: str | None = None
+    confidence_dtype: str = "float32"
+    attention_kernel: str = "auto"
+    device_map: str | None = None
+    quantization: dict[str, Any] | None = None
+    compile: bool = False
+    allow_cpu: bool = False
     mask_id: int | None = None
     end_ids: list[int] | None = None
+    attention: str | None = None
+    shift: int | None = None
+    block_origin: str | None = None
+    trained_block: int | None = None
     end_tokens: list[str] = field(default_factory=list)
+    chat_template: str | None = None
     trust_checkpoint: bool = False
+    published: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
