@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from adapters.families import Family, family_of
+from adapters.native import build, first_line, native_config, parameter_count
 from adapters.places import ModelOptions, Place, content_hash, locate, weight_files
 from adapters.text import IdCodec, TextCodec, TokenizerCodec
 from adapters.toy import ToyMaskedLMAdapter
@@ -28,6 +32,21 @@ class Description:
     @property
     def family(self) -> Family:
         return family_of(self.config)
+
+    @cached_property
+    def parameters(self) -> int | None:
+        """Of the whole network, known without its weights; None for the toy and for quantised files."""
+        if self.place is None or self.place.gguf:
+            return None
+        native = native_config(self.family, self.config)
+        return parameter_count(build(native, getattr(torch, self.dtype), torch.device("meta")))
+
+    @property
+    def weight_bytes(self) -> int | None:
+        """Memory of the weights on the device; None where it is not known."""
+        if self.parameters is None or self.options.quantization:
+            return None
+        return self.parameters * getattr(torch, self.dtype).itemsize
 
     @property
     def notice(self) -> str | None:
@@ -65,8 +84,11 @@ def describe(options: ModelOptions, device: str = "cpu") -> Description:
         weight_files(place.folder)  # without any, refused now rather than at loading
     stated = _read_json(generation_file, options) if generation_file.is_file() else {}
     family = family_of(config)
-    if not family.config and not place.gguf:
-        _refuse_unknown_architecture(place.folder, options)
+    try:
+        if not place.gguf:
+            native_config(family, config)
+    except ValueError as error:
+        raise ValueError(f"model={options.name}: {config_file}: {error}") from error
     try:
         codec = _codec(place.folder, place.gguf, config)
         facts = _facts(options, family, config, stated, codec)
@@ -75,17 +97,6 @@ def describe(options: ModelOptions, device: str = "cpu") -> Description:
     own = str(config.get("dtype") or config.get("torch_dtype") or "bfloat16")
     dtype = options.dtype or ("float32" if device == "cpu" else own)
     return Description(options, facts, codec, dtype, place, config)
-
-
-def _refuse_unknown_architecture(folder: Path, options: ModelOptions) -> None:
-    from transformers import AutoConfig
-
-    try:
-        AutoConfig.from_pretrained(folder)
-    except Exception as error:  # transformers raises whatever its validators raise
-        raise ValueError(
-            f"model={options.name}: transformers cannot read its config.json: {first_line(error)}"
-        ) from error
 
 
 def _read_json(file: Path, options: ModelOptions) -> dict[str, Any]:
@@ -129,11 +140,6 @@ def _codec(folder: Path, gguf: str | None, config: dict[str, Any]) -> TextCodec:
         raise ValueError(f"the tokenizer in {folder} cannot be read: {first_line(error)}") from error
 
 
-def first_line(error: Exception) -> str:
-    """An error of another library in one line."""
-    return f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
-
-
 def _facts(
     options: ModelOptions, family: Family, config: dict[str, Any], generation: dict[str, Any], codec: TextCodec
 ) -> ModelFacts:
@@ -146,17 +152,18 @@ def _facts(
     return ModelFacts(
         vocab_size=vocab_size,
         mask_id=mask_id,
-        end_ids=_end_ids(options, config, generation, codec),
+        end_ids=_end_ids(options, family, config, generation, codec),
         shift=family.shift,
         attention=family.attention,
         attentions=family.attentions,
         block_origin=family.block_origin,
+        trained_block=family.trained_block(config),
         max_positions=positions,
     )
 
 
 def _end_ids(
-    options: ModelOptions, config: dict[str, Any], generation: dict[str, Any], codec: TextCodec
+    options: ModelOptions, family: Family, config: dict[str, Any], generation: dict[str, Any], codec: TextCodec
 ) -> frozenset[int]:
     if options.end_ids is not None:
         return frozenset(options.end_ids)
@@ -171,4 +178,4 @@ def _end_ids(
             if (found := codec.tokenizer.get_vocab().get(token)) is None:
                 raise ValueError(f"model.end_tokens: {token} is not a token of model={options.name}")
             ids.add(found)
-    return frozenset(ids)
+    return frozenset(ids) or family.end_ids

@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from adapters import attention
-from adapters.description import Description, first_line
-from adapters.families import Family
+from adapters.description import Description
+from adapters.native import build, first_line, native_config
 from adapters.places import Place, weight_files
+from adapters.tensors import pieces
 from adapters.toy import ToyMaskedLMAdapter
 from adapters.transformer import TransformerAdapter
 
@@ -45,21 +46,10 @@ def load(description: Description, device: torch.device, logits_mib: int = 256) 
 
 
 def _load_native(description: Description, place: Place, dtype: torch.dtype, device: torch.device) -> Any:
-    from transformers import AutoConfig, AutoModelForCausalLM
-    from transformers.initialization import no_init_weights
-
-    family = description.family
-    try:
-        native = family.config(description.config) if family.config else None
-    except KeyError as error:
-        raise ValueError(f"{place.folder / 'config.json'} lacks {error}") from error
-    config = AutoConfig.for_model(**native) if native else AutoConfig.from_pretrained(place.folder)
-    with no_init_weights(), torch.device(device):
-        model = AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation=attention.NAME)
-    model.tie_weights()  # left undone where weights are not initialised
+    model = build(native_config(description.family, description.config), dtype, device)
     trusted = description.options.trust_checkpoint
     tensors = _checkpoint_tensors(place.file, trusted) if place.file else _tensors(place.folder)
-    _fill(model, family, tensors, place.file or place.folder)
+    _fill(model, description, tensors)
     return model
 
 
@@ -72,21 +62,26 @@ def _load_gguf(description: Description, place: Place, dtype: torch.dtype, devic
     return model.to(device)
 
 
-def _fill(model: torch.nn.Module, family: Family, tensors: Iterable[tuple[str, torch.Tensor]], source: Path) -> None:
-    """Copy every tensor to its parameter; stop if one is left over on either side."""
-    parameters = dict(model.named_parameters(remove_duplicate=False))
-    unfilled, left_over = set(parameters), []
+def _fill(model: torch.nn.Module, description: Description, tensors: Iterable[tuple[str, torch.Tensor]]) -> None:
+    """Copy every tensor to its place; stop if one is left over on either side."""
+    assert description.place
+    source = description.place.file or description.place.folder
+    targets = model.state_dict(keep_vars=True)
+    left, left_over = {name: target.numel() for name, target in targets.items()}, []
     for name, tensor in tensors:
-        native = family.rename(name)
-        if native not in parameters:
-            left_over.append(f"{name} {tuple(tensor.shape)}")
-            continue
-        if parameters[native].shape != tensor.shape:
-            wanted = tuple(parameters[native].shape)
-            raise ValueError(f"{source}: {name} has the shape {tuple(tensor.shape)}, the configuration wants {wanted}")
-        with torch.no_grad():
-            parameters[native].copy_(tensor)
-        unfilled -= {other for other, parameter in parameters.items() if parameter is parameters[native]}
+        for piece in pieces(description.family.rules, name, description.config):
+            if piece.target not in targets:
+                left_over.append(f"{name} {tuple(tensor.shape)}")
+                continue
+            place, part = piece.view(targets[piece.target]), piece.cut(tensor)
+            if place.shape != part.shape:
+                raise ValueError(
+                    f"{source}: {name} has the shape {tuple(part.shape)}, the configuration wants {tuple(place.shape)}"
+                )
+            with torch.no_grad():
+                place.copy_(part)
+            left[piece.target] -= part.numel()
+    unfilled = [name for name, elements in left.items() if elements and not _shares(targets, name, left)]
     faults = []
     if left_over:
         faults.append(f"{len(left_over)} tensors have no place ({', '.join(left_over[:5])})")
@@ -94,6 +89,11 @@ def _fill(model: torch.nn.Module, family: Family, tensors: Iterable[tuple[str, t
         faults.append(f"{len(unfilled)} parameters got no tensor ({', '.join(sorted(unfilled)[:5])})")
     if faults:
         raise ValueError(f"{source} does not fit {type(model).__name__}: {' and '.join(faults)}")
+
+
+def _shares(targets: dict[str, torch.Tensor], name: str, left: dict[str, int]) -> bool:
+    """Whether a tied parameter was filled under its other name."""
+    return any(targets[name] is other and left[twin] == 0 for twin, other in targets.items() if twin != name)
 
 
 def _tensors(folder: Path) -> Iterator[tuple[str, torch.Tensor]]:

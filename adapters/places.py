@@ -26,7 +26,7 @@ class ModelOptions:
         base, base_revision: where the weights under a LoRA checkpoint come from, a folder or a hub id; null is what its
             ``adapter_config.json`` names.
         dtype: ``float32``, ``bfloat16``, ``float16``; null is float32 on a CPU and the checkpoint's own elsewhere.
-        confidence_dtype: ``float32``, or ``model``: probabilities in the weights' dtype, as some authors' code has them.
+        confidence_dtype: ``float32``, or ``model``: probabilities in the weights' dtype, as some authors have them.
         attention_kernel: ``auto`` (no mask, else a variable-length kernel, else a dense mask) or ``dense``.
         device_map: ``auto`` spreads the layers over all GPUs.
         quantization: arguments of transformers' own quantisers, ``quant_method`` first.

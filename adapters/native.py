@@ -1,0 +1,55 @@
+"""The native `transformers` architecture of a family's checkpoint, with or without memory behind it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from adapters import attention
+from adapters.families import Family
+from adapters.tensors import Json
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig, PreTrainedModel
+
+
+def native_config(family: Family, config: Json) -> PreTrainedConfig:
+    """The configuration of the native architecture that serves a published ``config.json``.
+
+    Raises:
+        ValueError: one sentence, if a key is absent or transformers refuses a value.
+    """
+    from transformers import AutoConfig
+
+    try:
+        arguments = family.native(config) if family.native else dict(config)
+        return AutoConfig.for_model(**arguments)
+    except KeyError as error:
+        raise ValueError(f"config.json lacks {error}") from error
+    except Exception as error:  # transformers raises whatever its validators raise
+        raise ValueError(f"transformers cannot read its config.json: {first_line(error)}") from error
+
+
+def build(config: PreTrainedConfig, dtype: torch.dtype, device: torch.device) -> PreTrainedModel:
+    """The network with undefined weights, attending through `adapters.attention`; on ``meta`` it takes no memory."""
+    from transformers import AutoModelForCausalLM
+    from transformers.initialization import no_init_weights
+
+    attention.register()
+    with no_init_weights(), torch.device(device):
+        model: PreTrainedModel = AutoModelForCausalLM.from_config(
+            config, dtype=dtype, attn_implementation=attention.NAME
+        )
+    model.tie_weights()  # left undone where weights are not initialised
+    return model
+
+
+def first_line(error: Exception) -> str:
+    """An error of another library in one line."""
+    return f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
+
+
+def parameter_count(model: torch.nn.Module) -> int:
+    """Tied parameters count once."""
+    return sum(parameter.numel() for parameter in model.parameters())
