@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from adapters.families import Family, family_of
+from adapters.families import SERVED, Family, family_of
 from adapters.native import build, first_line, native_config, parameter_count
 from adapters.places import ModelOptions, Place, content_hash, locate, weight_files
 from adapters.text import IdCodec, TextCodec, TokenizerCodec
@@ -143,23 +143,36 @@ def _codec(folder: Path, gguf: str | None, config: dict[str, Any]) -> TextCodec:
 def _facts(
     options: ModelOptions, family: Family, config: dict[str, Any], generation: dict[str, Any], codec: TextCodec
 ) -> ModelFacts:
-    mask_id = options.mask_id if options.mask_id is not None else family.mask_id(config)
     vocab_size = config.get("embedding_size") or config["vocab_size"]
+    _refuse_overrides(options, vocab_size)
+    attention = options.attention or family.attention
+    return ModelFacts(
+        vocab_size=vocab_size,
+        mask_id=family.mask_id(config) if options.mask_id is None else options.mask_id,
+        end_ids=_end_ids(options, family, config, generation, codec),
+        shift=family.shift if options.shift is None else options.shift,
+        attention=attention,
+        attentions=SERVED[attention],
+        block_origin=options.block_origin or family.block_origin,
+        trained_block=options.trained_block or family.trained_block(config),
+        max_positions=config.get("max_position_embeddings") or config.get("max_sequence_length"),
+    )
+
+
+def _refuse_overrides(options: ModelOptions, vocab_size: int) -> None:
     for name, ids in (("mask_id", [options.mask_id]), ("end_ids", options.end_ids or [])):
         if wrong := [id_ for id_ in ids if id_ is not None and not 0 <= id_ < vocab_size]:
             raise ValueError(f"model.{name}={wrong[0]} is no id of model={options.name}: use 0 to {vocab_size - 1}")
-    positions = config.get("max_position_embeddings") or config.get("max_sequence_length")
-    return ModelFacts(
-        vocab_size=vocab_size,
-        mask_id=mask_id,
-        end_ids=_end_ids(options, family, config, generation, codec),
-        shift=family.shift,
-        attention=family.attention,
-        attentions=family.attentions,
-        block_origin=family.block_origin,
-        trained_block=family.trained_block(config),
-        max_positions=positions,
-    )
+    choices = {
+        "attention": (options.attention, tuple(SERVED)),
+        "shift": (options.shift, (0, 1)),
+        "block_origin": (options.block_origin, ("prompt", "zero")),
+    }
+    for name, (value, known) in choices.items():
+        if value is not None and value not in known:
+            raise ValueError(f"model.{name}={value} is unknown: use {' or '.join(map(str, known))}")
+    if options.trained_block is not None and options.trained_block < 1:
+        raise ValueError(f"model.trained_block={options.trained_block} is out of range: use a whole number from 1 up")
 
 
 def _end_ids(
