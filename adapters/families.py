@@ -13,16 +13,19 @@ from adapters import layouts
 from adapters.tensors import Json, Rule
 
 
-def _no_block(config: Json) -> int | None:
+def stated(key: str, otherwise: int | None = None) -> Callable[[Json], int | None]:
+    """Reads a key of ``config.json``; ``otherwise`` is what the family's published code has built in."""
+
+    def read(config: Json) -> int | None:
+        value: int | None = config.get(key)
+        return otherwise if value is None else value
+
+    return read
+
+
+def absent(config: Json) -> int | None:
+    """For what a family does not have."""
     return None
-
-
-def _no_mask(config: Json) -> int | None:
-    return None
-
-
-def _stated_mask(config: Json) -> int | None:
-    return config.get("mask_token_id")
 
 
 @dataclass(frozen=True)
@@ -50,8 +53,8 @@ class Family:
     native: Callable[[Json], dict[str, Any]] | None = None
     rules: tuple[Rule, ...] = ()
     block_origin: str = "prompt"
-    mask_id: Callable[[Json], int | None] = _stated_mask
-    trained_block: Callable[[Json], int | None] = _no_block
+    mask_id: Callable[[Json], int | None] = stated("mask_token_id")
+    trained_block: Callable[[Json], int | None] = absent
     end_ids: frozenset[int] = frozenset()
     chat_template: str | None = None
 
@@ -90,7 +93,7 @@ FAMILIES: tuple[Family, ...] = (
         rules=layouts.EXPERT_RULES,
         attention="full",
         shift=0,
-        mask_id=lambda config: config.get("mask_token_id") or 156895,
+        mask_id=stated("mask_token_id", 156895),
     ),
     Family(
         name="LLaDA",
@@ -99,7 +102,7 @@ FAMILIES: tuple[Family, ...] = (
         rules=layouts.LLADA_RULES,
         attention="full",
         shift=0,
-        mask_id=lambda config: config.get("mask_token_id") or 126336,
+        mask_id=stated("mask_token_id", 126336),
         chat_template=_HEADERS,
     ),
     Family(
@@ -110,8 +113,8 @@ FAMILIES: tuple[Family, ...] = (
         attention="blocks",
         shift=0,
         block_origin="zero",
-        mask_id=lambda config: config.get("mask_token_id") or 156895,
-        trained_block=lambda config: config.get("block_size") or 32,
+        mask_id=stated("mask_token_id", 156895),
+        trained_block=stated("block_size", 32),
         end_ids=frozenset({156892}),
     ),
     Family(
@@ -120,7 +123,7 @@ FAMILIES: tuple[Family, ...] = (
         native=layouts.qwen2,
         attention="full",
         shift=1,
-        mask_id=lambda config: config.get("mask_token_id") or 151666,
+        mask_id=stated("mask_token_id", 151666),
         chat_template=_CHATML,
     ),
     Family(
@@ -130,9 +133,9 @@ FAMILIES: tuple[Family, ...] = (
         attention="blocks",
         shift=1,
         block_origin="zero",
-        mask_id=lambda config: config.get("mask_token_id") or 151665,
+        mask_id=stated("mask_token_id", 151665),
         chat_template=_CHATML,
-        trained_block=lambda config: config.get("bd_size") or 32,
+        trained_block=stated("bd_size", 32),
     ),
     Family(
         name="SDAR-MoE",
@@ -142,9 +145,9 @@ FAMILIES: tuple[Family, ...] = (
         attention="blocks",
         shift=0,
         block_origin="zero",
-        mask_id=lambda config: config.get("mask_token_id") or 151669,
+        mask_id=stated("mask_token_id", 151669),
         chat_template=_CHATML,
-        trained_block=lambda config: config.get("block_size") or 4,
+        trained_block=stated("block_size", 4),
     ),
     Family(
         name="SDAR",
@@ -153,9 +156,9 @@ FAMILIES: tuple[Family, ...] = (
         attention="blocks",
         shift=0,
         block_origin="zero",
-        mask_id=lambda config: config.get("mask_token_id") or 151669,
+        mask_id=stated("mask_token_id", 151669),
         chat_template=_CHATML,
-        trained_block=lambda config: config.get("block_size") or 4,
+        trained_block=stated("block_size", 4),
     ),
     Family(
         name="masked diffusion on a native architecture",
@@ -168,7 +171,7 @@ FAMILIES: tuple[Family, ...] = (
         recognises=lambda config: any("CausalLM" in name for name in config.get("architectures") or ()),
         attention="causal",
         shift=1,
-        mask_id=_no_mask,
+        mask_id=absent,
     ),
 )
 
