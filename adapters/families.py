@@ -53,7 +53,7 @@ class Family:
     native: Callable[[Json], dict[str, Any]] | None = None
     rules: tuple[Rule, ...] = ()
     block_origin: str = "prompt"
-    mask_id: Callable[[Json], int | None] = stated("mask_token_id")
+    mask_id: Callable[[Json], int | None] = absent
     trained_block: Callable[[Json], int | None] = absent
     end_ids: frozenset[int] = frozenset()
     chat_template: str | None = None
@@ -165,13 +165,13 @@ FAMILIES: tuple[Family, ...] = (
         recognises=lambda config: config.get("is_causal") is False and config.get("mask_token_id") is not None,
         attention="full",
         shift=0,
+        mask_id=stated("mask_token_id"),
     ),
     Family(
         name="causal language model",
         recognises=lambda config: any("CausalLM" in name for name in config.get("architectures") or ()),
         attention="causal",
         shift=1,
-        mask_id=absent,
     ),
 )
 
