@@ -50,31 +50,40 @@ class MaskedLMAdapter(Protocol):
 def group_key(forward: Forward) -> tuple:
     """Forwards of equal key may share one call."""
     attend = forward.attend.pattern if forward.attend else None
-    return (forward.role, attend, len(forward.context) > 0, forward.store, forward.law, forward.ask)
+    return (forward.role, attend, len(forward.context) > 0, forward.law, forward.ask)
 
 
 @dataclass(slots=True)
 class Group:
-    """Requests as tensors. Windows are padded on the right to W; padding repeats the window's last slot."""
+    """Requests as tensors, by ascending row. Windows are padded on the right to W by repeating their last slot."""
 
     forwards: list[Forward]
+    lines: list[int]  # rows, on the host
     rows: torch.Tensor  # (B,)
     starts: torch.Tensor  # (B,)
     lengths: torch.Tensor  # (B,) window lengths
     contexts: torch.Tensor  # (B, 2) first and last + 1 of the cached slots visible
+    stores: torch.Tensor  # (B, 2) first and last + 1 of the slots stored
     edges: torch.Tensor  # (B, 2) first edge and size of the blocks, for a pattern of blocks
     positions: torch.Tensor  # (B, W) slots
     ids: torch.Tensor  # (B, W)
     padded: bool  # whether any window is shorter than W
-    leading: bool  # whether the rows are 0..B-1
 
     @property
-    def store(self) -> bool:
-        return self.forwards[0].store
+    def cached(self) -> bool:
+        return len(self.forwards[0].context) > 0  # alike in this
 
     @property
     def attend(self) -> Attend | None:
         return self.forwards[0].attend  # alike in pattern, not in edges
+
+    def inside(self) -> torch.Tensor:
+        """(B, W) bool: False for padding."""
+        return torch.arange(self.ids.shape[1], device=self.ids.device) < self.lengths[:, None]
+
+    def is_stored(self) -> torch.Tensor:
+        """(B, W) bool: whether a window's slot is to be stored."""
+        return (self.positions >= self.stores[:, :1]) & (self.positions < self.stores[:, 1:])
 
 
 class DeviceAdapter(ABC):
@@ -109,12 +118,14 @@ class DeviceAdapter(ABC):
 
     @torch.inference_mode()
     def forward(self, requests: Sequence[Request]) -> list[Prediction]:
-        self._update_canvas(requests)
-        group = self._group(requests)
+        ordered = sorted(requests, key=lambda request: request.row)
+        self._update_canvas(ordered)
+        group = self._group(ordered)
         hidden = self.hidden(group)
         if not any(len(f.want) for f in group.forwards):
             return [Prediction((), {}, {}) for _ in requests]
-        return _split(self._read(group, hidden), group.forwards)
+        said = dict(zip(group.lines, _split(self._read(group, hidden), group.forwards), strict=True))
+        return [said[request.row] for request in requests]
 
     def _read(self, group: Group, hidden: torch.Tensor) -> list[list[float]]:
         """Columns over the N wanted slots of all requests, request after request; only these see the head."""
@@ -143,21 +154,23 @@ class DeviceAdapter(ABC):
         positions = starts[:, None] + torch.minimum(steps, lengths[:, None] - 1)
         return Group(
             forwards,
+            [r.row for r in requests],
             rows,
             starts,
             lengths,
             contexts=packed[:, 3:5],
-            edges=packed[:, 5:],
+            stores=packed[:, 5:7],
+            edges=packed[:, 7:],
             positions=positions,
             ids=self.canvas[rows[:, None], positions],
             padded=min(widths) < max(widths),
-            leading=all(r.row == b for b, r in enumerate(requests)),
         )
 
 
 def _numbers(row: int, forward: Forward) -> tuple[int, ...]:
-    window, context, attend = forward.window, forward.context, forward.attend or FULL
-    return row, window.start, len(window), context.start, context.stop, attend.first, attend.size
+    window, context, store, attend = forward.window, forward.context, forward.store, forward.attend or FULL
+    spans = (window.start, len(window), context.start, context.stop, store.start, store.stop)
+    return row, *spans, attend.first, attend.size
 
 
 def _split(columns: list[list[float]], forwards: Sequence[Forward]) -> list[Prediction]:

@@ -1,65 +1,162 @@
 """Keys and values of all rows in flight, filed by row and slot.
 
-Shapes: R rows, S slots, B rows of a group, H key heads, W slots of the window, D head size.
+For a causal or block-causal model, whose slots never see a later block, reading stored keys is exact: they equal what
+a recomputation would give. Under full attention every slot depends on all others, so stored keys are outdated as soon
+as a token changes: there the cache is an approximation by design, and a sampler decides when it is refreshed.
+
+Shapes: R rows, S slots, B rows of a group, W slots of the longest window, H key heads, D head size.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
 import torch
+
+from adapters.attention import Everywhere
+
+if TYPE_CHECKING:
+    from adapters.base import Group
+
+Pair = tuple[torch.Tensor, torch.Tensor]  # keys and values
+
+
+class Move(NamedTuple):
+    """Of a row's stored slots keep ``slots``, in this order, moved to end before slot ``end``."""
+
+    row: int
+    slots: Sequence[int]
+    end: int
 
 
 class KeyValueStore:
-    """One preallocated pair of tensors (R, H, S + 1, D) a layer, written in place; slot S takes what padding writes.
+    """One preallocated pair of tensors (R, S + 1, H, D) a layer, written in place; slot S takes what padding writes.
 
-    transformers' attention layers see it through `update`; what it does there is set by `aim` before each forward.
+    A window's keys are always written at their slots, so that its queries find context and window in one place and
+    no cached key is ever moved to be read. Whether they count as stored is bookkeeping, done on the host afterwards.
+    Where a forward that only reads writes over stored slots, these are set aside, layer by layer, and put back: a
+    copy of the window's size. transformers' attention layers see the store through `update`.
+
+    Attributes:
+        layers: keys and values of a layer, by its index.
+        stored: by row, a byte a slot: 1 if the slot's keys may be read as context.
     """
 
     def __init__(self, rows: int, slots: int) -> None:
         self.rows, self.slots = rows, slots
-        self.layers: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
-
-    def aim(self, rows: torch.Tensor, positions: torch.Tensor, written: bool, reach: int, leading: bool) -> None:
-        """Say what the next forward does.
-
-        Args:
-            rows: (B,) rows of the group.
-            positions: (B, W) slots to which the windows' keys go, S for padding.
-            written: whether the window's keys are stored; if not they are appended behind the cached ones.
-            reach: cached slots read, from slot 0.
-            leading: whether ``rows`` are 0..B-1, so that reading is a view.
-        """
-        self._rows, self._positions, self._written = rows, positions, written
-        self._reach, self._leading = reach, leading
+        self.layers: dict[int, Pair] = {}
+        self._flat: dict[int, Pair] = {}
+        self._shown: dict[int, Pair] = {}
+        self.stored = [bytearray(slots) for _ in range(rows)]
+        self._group: Group | None = None
+        self._aside: list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]] = []
 
     @torch.inference_mode()
     def forget(self, row: int) -> None:
-        """Clear a row for a new sequence: hidden slots still enter the sums, times 0, and must be finite for that."""
-        for held in self.layers.values():
-            for tensor in held:
-                tensor[row].zero_()
+        """Clear a row for a new sequence: hidden slots enter masked sums, times 0, and must be finite for that."""
+        self.drop(row, 0)
+        for pair in self.layers.values():
+            for held in pair:
+                held[row].zero_()
 
-    def update(
-        self, keys: torch.Tensor, values: torch.Tensor, layer: int, **unused: object
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Keys and values (B, H, W, D) of the window in, those to attend to out (B, H, reach [+ W], D)."""
-        store = self._layer(layer, keys)
-        if self._written:
-            for held, new in zip(store, (keys, values), strict=True):
-                held[self._rows[:, None], :, self._positions] = new.transpose(1, 2)
-        if self._reach == 0:  # nothing cached is visible: the window attends to itself
-            return keys, values
-        cached = tuple(self._read(held) for held in store)
-        if self._written:
-            return cached[0], cached[1]
-        return torch.cat((cached[0], keys), 2), torch.cat((cached[1], values), 2)
+    def drop(self, row: int, first: int) -> None:
+        """Forget what a row stored from slot ``first`` on."""
+        self.stored[row][first:] = bytes(self.slots - first)
 
-    def _layer(self, layer: int, like: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    @torch.inference_mode()
+    def keep(self, moves: Sequence[Move]) -> None:
+        """Keep an accepted path of each row: its slots close up to end at ``end``; the row's stored rest is dropped.
+
+        What lies before the path's new first slot stays. Keys keep the rotary position they were computed at.
+        """
+        sources, targets = [], []
+        for row, slots, end in moves:
+            first = end - len(slots)
+            stored = self.stored[row]
+            assert all(slot >= first and stored[slot] for slot in slots), f"row {row} did not store all of {slots}"
+            self.drop(row, first)
+            stored[first:end] = b"\1" * len(slots)
+            for source, target in zip(slots, range(first, end), strict=True):
+                if source != target:
+                    sources.append(row * (self.slots + 1) + source)
+                    targets.append(row * (self.slots + 1) + target)
+        if sources:
+            self._move(torch.tensor([sources, targets]))
+
+    def aim(self, group: Group) -> None:
+        """Say what the next forward writes, and check that it reads nothing that was not stored."""
+        self._put_back()
+        for row, forward in zip(group.lines, group.forwards, strict=True):
+            context, window, stored = forward.context, forward.window, self.stored[row]
+            before, behind = min(context.stop, window.start), max(context.start, window.stop)
+            missing = stored.find(0, context.start, before) >= 0 or stored.find(0, behind, context.stop) >= 0
+            assert not missing, f"row {row} reads {context}, parts of which it never stored"
+        self._group = group
+        self._aim_writes(group)
+
+    def settle(self) -> None:
+        """The forward is done: its windows' slots count as stored where it said so."""
+        self._put_back()
+        assert self._group is not None
+        for row, forward in zip(self._group.lines, self._group.forwards, strict=True):
+            kept = forward.store
+            self.stored[row][kept.start : kept.stop] = b"\1" * len(kept)
+        self._group = None
+
+    def update(self, keys: torch.Tensor, values: torch.Tensor, layer: int, **unused: object) -> Pair:
+        """Keys and values (B, H, W, D) of the window in.
+
+        Out come those of the whole store, (R, H, S + 1, D), a view; or the window's own where no context is read.
+        """
+        self._put_back()
+        assert self._group is not None
         if layer not in self.layers:
-            shape = (self.rows, like.shape[1], self.slots + 1, like.shape[3])
-            self.layers[layer] = (like.new_zeros(shape), like.new_zeros(shape))
-        return self.layers[layer]
+            self._reserve(layer, keys, values)
+        places = self._places.on(keys.device)
+        for flat, new in zip(self._flat[layer], (keys, values), strict=True):
+            if self._back is not None:
+                self._aside.append((flat, self._back.on(keys.device), flat.index_select(0, places)))
+            flat.index_copy_(0, places, new.transpose(1, 2).flatten(0, 1))
+        return self._shown[layer] if self._group.cached else (keys, values)
 
-    def _read(self, held: torch.Tensor) -> torch.Tensor:
-        if self._leading:
-            return held[: len(self._rows), :, : self._reach]
-        return held[self._rows, :, : self._reach]
+    def _aim_writes(self, group: Group) -> None:
+        """Flat places (B * W,) of the window's keys and of those to put back; slot S stands for nowhere."""
+        slots, lines = group.positions, (group.rows * (self.slots + 1))[:, None]
+        if group.padded:  # padding repeats the last slot, but sees more than it, so its keys differ
+            slots = slots.where(group.inside(), self.slots)
+        whole = all(forward.store == forward.window for forward in group.forwards)
+        spared = slots if whole else slots.where(~group.is_stored(), self.slots)
+        if not group.cached and not whole:  # nobody reads what is not stored
+            slots = slots.where(group.is_stored(), self.slots)
+        self._places = Everywhere((lines + slots).flatten())
+        self._back = Everywhere((lines + spared).flatten()) if group.cached and self._overwrites(group) else None
+
+    def _overwrites(self, group: Group) -> bool:
+        """Whether a window covers stored slots that it is not to replace."""
+        for row, forward in zip(group.lines, group.forwards, strict=True):
+            window, kept, stored = forward.window, forward.store, self.stored[row]
+            first, last = (kept.start, kept.stop) if kept else (window.stop, window.stop)
+            if stored.find(1, window.start, first) >= 0 or stored.find(1, last, window.stop) >= 0:
+                return True
+        return False
+
+    def _put_back(self) -> None:
+        for flat, places, aside in self._aside:
+            flat.index_copy_(0, places, aside)
+        self._aside = []
+
+    def _move(self, indices: torch.Tensor) -> None:
+        """Copy flat slots ``indices[0]`` to ``indices[1]``, read before written."""
+        paths = Everywhere(indices)
+        for pair in self._flat.values():
+            for flat in pair:
+                source, target = paths.on(flat.device)
+                flat.index_copy_(0, target, flat.index_select(0, source))
+
+    def _reserve(self, layer: int, *likes: torch.Tensor) -> None:
+        """Room for a layer's keys and values, and the two views of it that every forward needs."""
+        pair = [like.new_zeros(self.rows, self.slots + 1, like.shape[1], like.shape[3]) for like in likes]
+        self.layers[layer] = pair[0], pair[1]
+        self._flat[layer] = pair[0].flatten(0, 1), pair[1].flatten(0, 1)
+        self._shown[layer] = pair[0].transpose(1, 2), pair[1].transpose(1, 2)

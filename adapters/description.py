@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Any
 
 import torch
 
-from adapters.families import SERVED, Family, family_of
+from adapters.families import SERVED, Family, family_of, language_part
 from adapters.native import build, first_line, native_config, parameter_count
 from adapters.places import ModelOptions, Place, content_hash, locate, weight_files
 from adapters.text import IdCodec, TextCodec, TokenizerCodec
@@ -57,8 +58,7 @@ class Description:
         """What the weights are: a hash of the files' contents, or the toy's name."""
         if self.place is None:
             return f"toy-{self.facts.vocab_size}"
-        folder, file = self.place.folder, self.place.file
-        return content_hash([*([file] if file else weight_files(folder)), folder / "config.json"])
+        return content_hash(self.place.files())
 
 
 def describe(options: ModelOptions, device: str = "cpu") -> Description:
@@ -90,8 +90,9 @@ def describe(options: ModelOptions, device: str = "cpu") -> Description:
     except ValueError as error:
         raise ValueError(f"model={options.name}: {config_file}: {error}") from error
     try:
-        codec = _codec(place.folder, place.gguf, config)
-        facts = _facts(options, family, config, stated, codec)
+        language = language_part(config)
+        codec = _codec(options, family, place, language)
+        facts = _facts(options, family, language, stated, codec)
     except KeyError as error:
         raise ValueError(f"model={options.name}: {config_file} lacks {error}") from error
     own = str(config.get("dtype") or config.get("torch_dtype") or "bfloat16")
@@ -125,19 +126,20 @@ def _gguf_config(folder: Path, gguf: str) -> dict[str, Any]:
     return {**config, "architectures": config.get("architectures") or ["LlamaForCausalLM"]}
 
 
-def _codec(folder: Path, gguf: str | None, config: dict[str, Any]) -> TextCodec:
+def _codec(options: ModelOptions, family: Family, place: Place, config: Mapping[str, Any]) -> TextCodec:
     """The folder's tokenizer; a folder without one is driven by ids."""
     names = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json")
-    if not gguf and not any((folder / name).is_file() for name in names):
+    if not place.gguf and not any((place.folder / name).is_file() for name in names):
         return IdCodec(config["vocab_size"])
     from transformers import AutoTokenizer
     from transformers.utils import logging
 
     logging.set_verbosity_error()
     try:
-        return TokenizerCodec(AutoTokenizer.from_pretrained(folder, **({"gguf_file": gguf} if gguf else {})))
+        tokenizer = AutoTokenizer.from_pretrained(place.folder, **({"gguf_file": place.gguf} if place.gguf else {}))
+        return TokenizerCodec(tokenizer, options.chat_template, family.chat_template)
     except Exception as error:  # the tokenizers library raises bare Exceptions
-        raise ValueError(f"the tokenizer in {folder} cannot be read: {first_line(error)}") from error
+        raise ValueError(f"the tokenizer in {place.folder} cannot be read: {first_line(error)}") from error
 
 
 def _facts(

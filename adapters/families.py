@@ -35,7 +35,7 @@ class Family:
     Attributes:
         name: shown to the user.
         recognises: whether a ``config.json`` is of this family.
-        attention: the pattern it was trained with: ``full``, ``causal`` or ``blocks``.
+        attention: the pattern it was trained with: ``full``, ``causal``, ``blocks`` or ``canvas``.
         shift: row of the prediction for slot i is ``i - shift``.
         native: the native architecture's configuration, as arguments of `transformers.AutoConfig.for_model`; None where
             the file already is a native configuration.
@@ -44,6 +44,7 @@ class Family:
         mask_id, trained_block: read out of ``config.json``.
         end_ids: ends of an answer, where neither configuration nor tokenizer names any.
         chat_template: Jinja, for a tokenizer that brings none.
+        adapter: what runs it, by its name in `adapters.loading`.
     """
 
     name: str
@@ -57,12 +58,14 @@ class Family:
     trained_block: Callable[[Json], int | None] = absent
     end_ids: frozenset[int] = frozenset()
     chat_template: str | None = None
+    adapter: str = "transformer"
 
 
 SERVED = {  # patterns that a model of a pattern can decode with: a mask can always hide more than the training did
     "full": frozenset({"full", "blocks"}),
     "blocks": frozenset({"blocks"}),
     "causal": frozenset({"causal"}),
+    "canvas": frozenset({"canvas"}),  # causal when stored, full when denoised: DiffusionGemma's own
 }
 
 _HEADERS = (  # LLaDA's
@@ -161,6 +164,14 @@ FAMILIES: tuple[Family, ...] = (
         trained_block=stated("block_size", 4),
     ),
     Family(
+        name="DiffusionGemma",
+        recognises=_of_type("diffusion_gemma"),
+        adapter="diffusion_gemma",
+        attention="canvas",
+        shift=0,
+        trained_block=stated("canvas_length", 256),
+    ),
+    Family(
         name="masked diffusion on a native architecture",
         recognises=lambda config: config.get("is_causal") is False and config.get("mask_token_id") is not None,
         attention="full",
@@ -176,12 +187,19 @@ FAMILIES: tuple[Family, ...] = (
 )
 
 
+def language_part(config: Json) -> dict[str, Any]:
+    """What a configuration says of the language model; a multimodal one nests it."""
+    return {**(config.get("text_config") or {}), **config}
+
+
 def family_of(config: Json) -> Family:
     """The family of a ``config.json``.
 
     Raises:
-        ValueError: if no row recognises it.
+        ValueError: if no row recognises it, or it is of a drafter.
     """
+    if drafters := [name for name in config.get("architectures") or () if name.endswith("DraftModel")]:
+        raise ValueError(f"{drafters[0]} is a drafter: it decodes only beside a target model, not as the model itself")
     for family in FAMILIES:
         if family.recognises(config):
             return family

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -33,14 +33,13 @@ def native_config(family: Family, config: Json) -> PreTrainedConfig:
 
 def build(config: PreTrainedConfig, dtype: torch.dtype, device: torch.device) -> PreTrainedModel:
     """The network with undefined weights, attending through `adapters.attention`; on ``meta`` it takes no memory."""
-    from transformers import AutoModelForCausalLM
+    from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoModelForCausalLM, AutoModelForImageTextToText
     from transformers.initialization import no_init_weights
 
     attention.register()
+    by_class: Any = AutoModelForCausalLM if type(config) in MODEL_FOR_CAUSAL_LM_MAPPING else AutoModelForImageTextToText
     with no_init_weights(), torch.device(device):
-        model: PreTrainedModel = AutoModelForCausalLM.from_config(
-            config, dtype=dtype, attn_implementation=attention.NAME
-        )
+        model: PreTrainedModel = by_class.from_config(config, dtype=dtype, attn_implementation=attention.NAME)
     model.tie_weights()  # left undone where weights are not initialised
     return model
 

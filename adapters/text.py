@@ -44,7 +44,7 @@ def joined(messages: Sequence[Message]) -> str:
 class IdCodec:
     """For models without a tokenizer: bytes of the text as ids, ids as numbers in print."""
 
-    chat_source = None
+    chat_source: str | None = None
 
     def __init__(self, vocab_size: int, reserved: int = 3) -> None:
         self.vocab_size, self.reserved = vocab_size, reserved
@@ -79,6 +79,7 @@ class TokenizerCodec:
         self.tokenizer = tokenizer
         self.chat_source = next((source for source, text in found.items() if text), None)
         self.template: str | None = found[self.chat_source] if self.chat_source else None
+        self.ids = tokenizer.get_vocab()
         self.special = self._special_tokens()
 
     def encode_chat(self, messages: Sequence[Message]) -> list[int]:
@@ -98,12 +99,12 @@ class TokenizerCodec:
 
         Other added tokens are words, or runs of white space, that a tokenizer learnt late.
         """
-        written = self.template or ""
+        written, unknown = self.template or "", self._parse(OPEN)  # any text may hold what the vocabulary lacks
         return {
             id_: token.content
             for id_, token in self.tokenizer.added_tokens_decoder.items()
             if not token.content.isspace()
-            and token.content != self.tokenizer.unk_token  # which any text may hold
+            and id_ not in unknown
             and (token.special or token.content in written or re.fullmatch(r"<.+>|\[.+\]", token.content))
         }
 
@@ -149,7 +150,7 @@ class TokenizerCodec:
         """
         if self.tokenizer.is_fast:
             tokens = self._plain.encode(text, add_special_tokens=False).tokens
-            ids = list(self.tokenizer.convert_tokens_to_ids(tokens))
+            ids = [self.ids[token] for token in tokens]
         else:
             ids = list(self.tokenizer(text, add_special_tokens=False, split_special_tokens=True).input_ids)
         if made := self._specials(ids):

@@ -153,7 +153,7 @@ def console() -> None:
     """``blockdiff``, ``blockdiff train``, ``blockdiff compare …``: as ``python -m pipeline`` and its tools."""
     import importlib
 
-    tools = ("train", "list", "decode", "compare", "status", "bench")
+    tools = ("train", "list", "inspect", "decode", "compare", "status", "bench", "download", "verify")
     if len(sys.argv) > 1 and sys.argv[1] in tools:
         tool = sys.argv.pop(1)
         sys.argv[0] = f"blockdiff {tool}"

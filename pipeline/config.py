@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Collection
 from dataclasses import dataclass, field, fields, is_dataclass
+from pathlib import Path
 from typing import Any
 
 from hydra.core.config_store import ConfigStore
@@ -42,6 +44,25 @@ class SamplerOptions:
     top_k: int | None = None
     eos: str | None = None
     early_stop: bool | None = None
+
+
+@dataclass
+class PromptOptions:
+    """How a question is put to the model.
+
+    Attributes:
+        template: ``chat``, the model's chat template; ``raw``, the text alone, for base models; ``auto``, chat where
+            there is a template, else raw.
+    """
+
+    template: str = "auto"
+
+
+@dataclass
+class TriedPrompt(PromptOptions):
+    """The prompt of `pipeline.decode`, which brings the question, too; ``prompt="…"`` there is short for its text."""
+
+    text: str = MISSING
 
 
 @dataclass
@@ -101,6 +122,7 @@ class Config:
     model: ModelOptions = field(default_factory=ModelOptions)
     sampler: SamplerOptions = field(default_factory=SamplerOptions)
     dataset: Any = None  # its own class knows its options, see `pipeline.data.base.Dataset`
+    prompt: PromptOptions = field(default_factory=PromptOptions)
     engine: EngineOptions = field(default_factory=EngineOptions)
     trainer: TrainerOptions = field(default_factory=TrainerOptions)
     logger: LoggerOptions = field(default_factory=LoggerOptions)
@@ -117,8 +139,11 @@ def register() -> None:
     """
     parts = {entry.name: entry.default_factory for entry in fields(Config) if is_dataclass(entry.default_factory)}
     schema: dict[str, Any] = {name: OmegaConf.structured(part) for name, part in parts.items()}
+    for free in ("quantization", "published"):
+        OmegaConf.set_struct(schema["model"][free], False)  # their keys are others' to name
     schema |= {**typed(Config), "sampler": typed(SamplerOptions), "dataset": {}}
     ConfigStore.instance().store(name="schema", node=schema)
+    ConfigStore.instance().store(name="decode_schema", node={"prompt": OmegaConf.structured(TriedPrompt)})
 
 
 def typed(cls: type) -> dict[str, Node]:
@@ -132,6 +157,24 @@ def typed(cls: type) -> dict[str, Node]:
             default = None if entry.default is dataclasses.MISSING else entry.default
             nodes[entry.name] = kind(value=default, is_optional="None" in words or default is None)
     return nodes
+
+
+def named(cfg: DictConfig, overridden: Collection[str] = ()) -> DictConfig:
+    """``cfg`` with the name that its model is shown by, where it has a value.
+
+    A YAML's name goes with the YAML's place: a path or hub id on the command line brings its own last part, unless
+    the name is given there too.
+
+    Args:
+        overridden: keys given on the command line.
+    """
+    model = cfg.model
+    option = "path" if model.path else "hub"
+    moved = f"model.{option}" in overridden and model[option] and "model.name" not in overridden
+    if model.name and not moved:
+        return cfg
+    last = Path(str(model[option] or model.kind)).expanduser()
+    return OmegaConf.merge(cfg, {"model": {"name": last.name or last.resolve().name}})  # type: ignore[return-value]
 
 
 def refuse_unknown(cfg: DictConfig) -> None:

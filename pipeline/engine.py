@@ -254,9 +254,23 @@ def _impossible(forward: Forward, state: DecodeState) -> str | None:
             return f"the sampler asked for {slots} in a row of {len(state.tokens)} slots"
     if not window:
         return "the sampler asked for an empty window"
+    if error := _unstorable(forward, len(state.tokens)):
+        return error
     if not window.start <= low <= high < window.stop:
         return f"the sampler wants slots {min(want)}..{max(want)}, whose rows lie outside {window}"
     return _unserved(forward.attend, state.model)
+
+
+def _unstorable(forward: Forward, slots: int) -> str | None:
+    """What is stored must lie in the window, and a path that is kept must close up from where it begins."""
+    window, store, keep = forward.window, forward.store, forward.keep
+    if store and (store.step != 1 or store.start < window.start or store.stop > window.stop):
+        return f"the sampler wants to store {store}, which lies outside {window}"
+    if keep:
+        first = window.start - len(keep)
+        if len(set(keep)) < len(keep) or not 0 <= first <= min(keep) <= max(keep) < slots:
+            return f"the sampler wants to keep slots {list(keep)}, which do not close up before {window}"
+    return None
 
 
 def _unfinished(state: DecodeState) -> str | None:

@@ -18,9 +18,10 @@ from torch.utils.data import DataLoader
 from adapters.base import DeviceAdapter
 from adapters.description import Description
 from adapters.loading import load
+from pipeline.devices import device_type
 from pipeline.engine import Engine, Outcome, Task
 from pipeline.errors import UserError
-from pipeline.job import Job, device_type
+from pipeline.job import Job
 from pipeline.metrics import Timing
 from pipeline.progress import Progress
 from pipeline.quiet import quiet_libraries
@@ -29,12 +30,15 @@ from pipeline.rows import Place, decided, make_row, visible
 from pipeline.runs import RunFolder
 from pipeline.stopping import Stopped, stopping_on_signals
 
+# options of a model that are spent at loading
+BUILT_IN = ("base", "base_revision", "quantization", "device_map", "attention_kernel", "compile")
 _loaded: dict[str, DeviceAdapter] = {}  # the last model: jobs of a sweep that share it read it once
 
 
 def load_model(description: Description, device: torch.device, logits_mib: int) -> DeviceAdapter:
     """The model's adapter; the last one loaded is kept."""
-    key = f"{description.identity()} {description.dtype} {device}"
+    built = {option: vars(description.options)[option] for option in BUILT_IN}
+    key = f"{description.identity()} {description.dtype} {device} {json.dumps(built, sort_keys=True)}"
     if key not in _loaded:
         _loaded.clear()
         try:
@@ -44,6 +48,7 @@ def load_model(description: Description, device: torch.device, logits_mib: int) 
     adapter = _loaded[key]
     adapter.facts, adapter.codec = description.facts, description.codec
     adapter.read_out.mask_id, adapter.read_out.bytes = description.facts.mask_id, logits_mib * 2**20
+    adapter.read_out.confidence_dtype = description.options.confidence_dtype
     return adapter
 
 

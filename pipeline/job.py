@@ -14,9 +14,11 @@ from typing import TYPE_CHECKING, Any
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from pipeline.config import plain, refuse_missing, refuse_unknown
+from pipeline.config import named, plain, refuse_missing, refuse_unknown
 from pipeline.data.base import Dataset, Sample
+from pipeline.devices import device_type, refuse_absent_devices, refuse_slow
 from pipeline.errors import UserError
+from pipeline.prompts import Prompt, choose_prompt
 from pipeline.runs import settings_hash
 from pipeline.settings import Settings, refuse_mismatch, resolve
 from pipeline.tracking import check_options
@@ -26,6 +28,7 @@ if TYPE_CHECKING:
     from adapters.description import Description
 
 _described: dict[str, Description] = {}  # jobs of a sweep share what was read of a model
+IDLE = ("name", "device_map", "allow_cpu", "trust_checkpoint", "published")  # options of a model that change no token
 
 
 @dataclass
@@ -33,8 +36,8 @@ class Job:
     """One model, one sampler, one dataset, ready to decode.
 
     Attributes:
-        config: the resolved configuration as given.
-        samples: the dataset's samples in order, `prompts` their ids.
+        config: the resolved configuration as given, the model named.
+        samples: the dataset's samples in order, `prompts` their ids, put as `prompt` says.
     """
 
     config: dict[str, Any]
@@ -42,6 +45,7 @@ class Job:
     settings: Settings
     dataset: Dataset
     samples: list[Sample]
+    prompt: Prompt
     prompts: list[list[int]]
 
     @property
@@ -56,16 +60,25 @@ class Job:
     @cached_property
     def protocol_hash(self) -> str:
         """Of the question put to the model; decoding and scorer are not part of it."""
-        return settings_hash(self.dataset.protocol)
+        return settings_hash({**self.dataset.protocol, **self.prompt.protocol})
 
     @cached_property
     def decoding(self) -> dict[str, Any]:
         """All that can change a sample's tokens, besides its prompt."""
+        options, facts = self.description.options, self.description.facts
         return {
             "weights": self.description.identity(),
             "dtype": self.description.dtype,
-            "attention": self.description.facts.attention,
-            "end_ids": sorted(self.description.facts.end_ids),
+            "confidence_dtype": options.confidence_dtype,
+            "quantization": options.quantization or None,
+            "attention_kernel": options.attention_kernel,
+            "compile": options.compile,
+            "attention": facts.attention,
+            "shift": facts.shift,
+            "block_origin": facts.block_origin,
+            "trained_block": facts.trained_block,
+            "mask_id": facts.mask_id,
+            "end_ids": sorted(facts.end_ids),
             "sampler": self.settings.values,
             "sampler_code": code_hash(type(self.settings.sampler)),
             "gen_length": self.settings.gen_length,
@@ -75,20 +88,28 @@ class Job:
 
     @cached_property
     def effective(self) -> dict[str, Any]:
-        """The configuration with the sampler's effective settings in place of its options."""
+        """The configuration with what prompt and sampler came to in place of their options."""
         sampler = {key: self.config["sampler"][key] for key in ("_target_", "name", "method")}
-        return {**self.config, "sampler": {**sampler, **self.settings.values}}
+        prompt = {"template": self.prompt.template}
+        return {**self.config, "prompt": prompt, "sampler": {**sampler, **self.settings.values}}
 
     @cached_property
     def hash(self) -> str:
         """Equal for jobs that would give the same rows; names a job's folder in a sweep."""
-        asked = {key: self.effective[key] for key in ("model", "sampler", "dataset", "seed")}
-        code = self.decoding["sampler_code"]
-        return settings_hash({**asked, "gen_length": self.settings.gen_length, "sampler_code": code})
+        asked = {key: self.effective[key] for key in ("prompt", "sampler", "dataset", "seed")}
+        model = {key: value for key, value in self.config["model"].items() if key not in IDLE}
+        model |= {"dtype": self.description.dtype, "quantization": model["quantization"] or None}
+        code = code_hash(type(self.settings.sampler))
+        return settings_hash({**asked, "model": model, "gen_length": self.settings.gen_length, "sampler_code": code})
 
     def key(self, index: int) -> str:
         """A row's key: the hash of all that can change its tokens."""
-        return settings_hash([self.decoding, self.samples[index].id, self.prompts[index]])
+        return self._keys[index]
+
+    @cached_property
+    def _keys(self) -> list[str]:
+        samples = zip(self.samples, self.prompts, strict=True)
+        return [settings_hash([self.decoding, sample.id, prompt]) for sample, prompt in samples]
 
     def stream(self, index: int) -> int:
         """Key of a sample's random numbers: by its id, so that order and limit don't matter."""
@@ -114,6 +135,7 @@ def prepare(cfg: DictConfig, overridden: Sequence[str] = (), in_sweep: bool = Fa
     """
     refuse_unknown(cfg)
     refuse_missing(cfg)
+    cfg = named(cfg, overridden)
     config = plain(cfg)
     _refuse_out_of_range(config)
     check_options(config["logger"])
@@ -121,19 +143,14 @@ def prepare(cfg: DictConfig, overridden: Sequence[str] = (), in_sweep: bool = Fa
     refuse_absent_devices(**config["trainer"])
     samples = dataset.samples()
     description = describe_model(config["model"], config["trainer"]["accelerator"])
+    refuse_slow(description, config["trainer"]["accelerator"])
     refuse_mismatch(cfg, description.facts)
     settings = resolve(
         cfg.sampler, dataset.gen_length, description.facts, dataset.block_size, overridden, drop_unused=in_sweep
     )
-    prompts = [description.codec.encode_chat(sample.messages) for sample in samples]
-    return Job(config, description, settings, dataset, samples, prompts)
-
-
-def device_type(accelerator: str) -> str:
-    """``cuda`` or ``cpu``: an accelerator left open is a GPU of NVIDIA's or AMD's if there is one, else the CPU."""
-    import torch
-
-    return "cuda" if accelerator in ("auto", "gpu", "cuda") and torch.cuda.is_available() else "cpu"
+    prompt = choose_prompt(config["prompt"]["template"], description.codec, config["model"])
+    prompts = prompt.encode_all(description.codec, samples)
+    return Job(config, description, settings, dataset, samples, prompt, prompts)
 
 
 def describe_model(options: dict[str, Any], accelerator: str = "auto") -> Description:
@@ -174,26 +191,6 @@ def make_dataset(node: DictConfig) -> Dataset:
         return OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(cls), given))  # type: ignore[return-value]
     except OmegaConfBaseException as error:
         raise UserError(f"dataset.{error.full_key or error.key}: {str(error).splitlines()[0]}") from error
-
-
-def refuse_absent_devices(accelerator: str, devices: int) -> None:
-    """Refuse an accelerator that is unknown or not there, or more GPUs than there are.
-
-    Raises:
-        UserError: naming what there is.
-    """
-    import torch
-
-    gpus, apple = torch.cuda.device_count(), torch.backends.mps.is_available()
-    there = {"auto": True, "cpu": True, "gpu": bool(gpus or apple), "cuda": bool(gpus), "mps": apple}
-    usable = ", ".join(name for name, usable in there.items() if usable)
-    if accelerator not in there:
-        raise UserError(f"trainer.accelerator={accelerator} is not known: use one of {', '.join(there)}")
-    if not there[accelerator]:
-        raise UserError(f"trainer.accelerator={accelerator}: this machine has none, use {usable}")
-    most = 1 if apple and accelerator != "cpu" else gpus if accelerator != "cpu" else 0
-    if most and devices > most:
-        raise UserError(f"trainer.devices={devices} is more than there are: use at most {most}")
 
 
 def code_hash(cls: type[Sampler]) -> str:

@@ -13,11 +13,28 @@ from omegaconf import MISSING, DictConfig
 from pipeline.config import plain, refuse_missing
 from pipeline.data.arithmetic import LEVELS
 from pipeline.errors import UserError
+from pipeline.job import refuse_bad_name
 
 OUTPUTS = Path("outputs/train")
 OBJECTIVES = ("masked", "causal")
 STEPS_AN_EPOCH = 50  # an "epoch" is the stretch between two checkpoints
 LARGEST_SEED = 2**32 - 1  # NumPy's, which Lightning seeds too
+
+
+@dataclass(frozen=True)
+class Family:
+    """A published kind of model, in whose layout the result is written.
+
+    Attributes:
+        blocks: attention by blocks counted from position 0, instead of full attention.
+        shift: the prediction for token i is read at row ``i - shift``.
+    """
+
+    blocks: bool
+    shift: int
+
+
+FAMILIES = {"llama": Family(False, 0), "dream": Family(False, 1), "sdar": Family(True, 0)}
 
 
 @dataclass
@@ -26,11 +43,14 @@ class Recipe:
 
     Attributes:
         name: also the folder's, unless ``run=`` gives another.
-        objective: ``masked`` (full attention, LLaDA style) or ``causal`` (next token).
+        objective: ``masked`` (diffusion) or ``causal`` (next token).
         level_weights: shares of problems with 1, 2, … operations; they need not add up to one.
         matrix_lr, lr: of Muon for the layers' matrices, of AdamW for the rest.
         warmup: steps in which both rates rise.
         decay: share of the steps, at the end, in which both fall to zero.
+        family: ``llama`` (native; masked means LLaDA style), ``dream`` or ``sdar``, see `FAMILIES`.
+        block_size: of a family that attends by blocks.
+        start: a model folder or ``tiny/…`` whose tensors are taken over by name; null starts from scratch.
     """
 
     name: str = MISSING
@@ -46,6 +66,9 @@ class Recipe:
     lr: float = MISSING
     warmup: int = MISSING
     decay: float = MISSING
+    family: str = "llama"
+    block_size: int | None = None
+    start: str | None = None
 
 
 @dataclass
@@ -68,8 +91,7 @@ def folder_of(run: str) -> Path:
     Raises:
         UserError: for a name that is no folder below ``outputs/train``.
     """
-    if not run.strip() or ".." in run or run.startswith("/") or not Path(run).parts:
-        raise UserError(f"run={run!r} is no folder name: use one below {OUTPUTS}")
+    refuse_bad_name("run", run, str(OUTPUTS))
     return OUTPUTS / run
 
 
@@ -81,6 +103,7 @@ def refuse_unusable(recipe: Recipe, seed: int) -> None:
     """
     if recipe.objective not in OBJECTIVES:
         raise UserError(f"recipe.objective={recipe.objective} is not known: use {' or '.join(OBJECTIVES)}")
+    _refuse_unfit_family(recipe)
     for key in ("intermediate_size", "layers", "heads", "batch_size", "warmup"):
         _refuse(key, getattr(recipe, key), getattr(recipe, key) >= 1, "a whole number from 1 up")
     for key in ("matrix_lr", "lr"):
@@ -97,6 +120,21 @@ def refuse_unusable(recipe: Recipe, seed: int) -> None:
     _refuse("level_weights", weights, shares, f"{len(LEVELS)} finite numbers from 0 up, not all of them 0")
     if not 0 <= seed <= LARGEST_SEED:
         raise UserError(f"seed={seed} is out of range: use a whole number from 0 to {LARGEST_SEED}")
+
+
+def _refuse_unfit_family(recipe: Recipe) -> None:
+    if recipe.family not in FAMILIES:
+        raise UserError(f"recipe.family={recipe.family} is not known: use one of {', '.join(FAMILIES)}")
+    if recipe.objective == "causal" and recipe.family != "llama":
+        raise UserError(f"recipe.family={recipe.family} is trained with recipe.objective=masked: causal needs llama")
+    blocks, size = FAMILIES[recipe.family].blocks, recipe.block_size
+    if blocks and (size is None or size < 1):
+        given = "null" if size is None else size
+        raise UserError(
+            f"recipe.block_size={given} does not fit recipe.family={recipe.family}: use a whole number from 1 up"
+        )
+    if not blocks and size is not None:
+        raise UserError(f"recipe.block_size={size} is not used by recipe.family={recipe.family}: leave it null")
 
 
 def _refuse(key: str, value: Any, right: bool, wanted: str) -> None:

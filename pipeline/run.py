@@ -42,8 +42,8 @@ def run_job(job: Job, folder: Path, command: Sequence[str], group: str | None = 
     home = RunFolder(folder)
     if world()[0] > 0:
         return _take_part(job, home)
-    _kept_rows(home, job)  # before the claim: a folder of other settings must stay as it is
-    summary = _finished(home, job)
+    there = _kept_rows(home, job)  # before the claim: a folder of other settings must stay as it is
+    summary = _finished(home, job, there)
     if summary is not None and world()[1] == 1:
         print(f"{folder} is finished already; delete it, or give another run=, to decode again")
         if job.config["engine"]["trace_samples"] and not (folder / "trace").exists():
@@ -69,7 +69,7 @@ def _take_part(job: Job, home: RunFolder) -> dict[str, Any]:
     """What a further rank of torchrun does: decode its share; the first rank keeps the books."""
     with stopping_on_signals():
         barrier()  # until the first rank has claimed the folder
-        _decode(job, home)
+        _decode(job, home, _kept_rows(home, job))
         barrier()
     return {}
 
@@ -82,7 +82,7 @@ def _run_claimed(job: Job, home: RunFolder, command: Sequence[str], group: str |
     barrier()
     with ExitStack() as stack:
         tracker = stack.enter_context(_tracking(job, home, group))
-        timing = _timed(job, _decode(job, home))
+        timing = _timed(job, _decode(job, home, done))
         home.merge_ranks()
         barrier()
         rows = home.rows()
@@ -102,15 +102,14 @@ def _speed_before(home: RunFolder) -> dict[str, Any]:
     return {name: before[name] for name in SPEED if name in before}
 
 
-def _finished(home: RunFolder, job: Job) -> dict[str, Any] | None:
+def _finished(home: RunFolder, job: Job, there: set[str]) -> dict[str, Any] | None:
     """The summary of a folder whose rows are all there, under this job's keys."""
     status = home.status()
     if status is None or status["state"] != "done":
         return None
-    rows = _kept_rows(home, job)
     summary = home.read_json("summary.json")
     untimed = job.config["engine"]["timing_samples"] and summary and summary["latency_p50_seconds"] is None
-    return None if untimed or len(rows) < len(job.samples) else summary
+    return None if untimed or len(there) < len(job.samples) else summary
 
 
 def _kept_rows(home: RunFolder, job: Job) -> set[str]:
@@ -141,9 +140,8 @@ def _alien(row: dict[str, Any], job: Job, index: int | None) -> str | None:
     return None
 
 
-def _decode(job: Job, home: RunFolder) -> Timing:
-    """Decode what is missing. Every rank sees the same rows: none is written before all have looked."""
-    done = _kept_rows(home, job)
+def _decode(job: Job, home: RunFolder, done: set[str]) -> Timing:
+    """Decode all samples but those ``done``: to every rank the same, as no row is written before all have looked."""
     barrier()
     missing = [i for i, sample in enumerate(job.samples) if sample.id not in done]
     if not missing:
@@ -209,6 +207,8 @@ def _labels(job: Job, rows: list[dict[str, Any]]) -> dict[str, Any]:
         "scorer": job.dataset.scorer,
         "gen_length": job.settings.gen_length,
         "gen_length_source": job.settings.sources["gen_length"],
+        "prompt_template": job.prompt.template,
+        "prompt_template_source": job.prompt.source,
         "max_rows": job.config["engine"]["max_rows"],
         "hardware_key": " + ".join(devices),
         "settings_hash": job.hash,

@@ -23,6 +23,7 @@ from hydra.core.utils import JobReturn, JobStatus
 from hydra.plugins.launcher import Launcher
 from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
 
 from pipeline.errors import UserError, one_line
 from pipeline.stopping import SIGNALS, Stopped, stopping_on_signals
@@ -78,7 +79,7 @@ def plan(configs: Sequence[tuple[DictConfig, list[str]]]) -> list[Planned]:
 
     planned: dict[Path, Planned] = {}
     for cfg, overrides in configs:
-        labels = (str(cfg.model.name), str(cfg.sampler.name), str(cfg.dataset.name))
+        labels = (_model_name(cfg, keys(overrides)), str(cfg.sampler.name), str(cfg.dataset.name))
         sweep, dropped = sweep_name(cfg), {}
         refused_at = Path(cfg.output_root) / sweep / folder_name(*labels, f"refused-{settings_hash(overrides)}")
         error: Exception | None = None
@@ -95,6 +96,15 @@ def plan(configs: Sequence[tuple[DictConfig, list[str]]]) -> list[Planned]:
         else:
             planned[folder] = Planned(cfg, overrides, labels, folder, error, dropped=dropped)
     return list(planned.values())
+
+
+def _model_name(cfg: DictConfig, overridden: Sequence[str]) -> str:
+    from pipeline.config import named
+
+    try:
+        return str(named(cfg, overridden).model.name)
+    except OmegaConfBaseException:  # a path still to be given, or not to be resolved: its job will be refused
+        return str(cfg.model.name)
 
 
 def run_planned(cfg: DictConfig, overrides: list[str], folder: Path, command: list[str]) -> tuple[str, dict | None]:

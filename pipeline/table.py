@@ -9,6 +9,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from pipeline.devices import device_line
 from pipeline.job import Job
 from pipeline.overrides import short
 
@@ -47,7 +48,8 @@ def print_notices(job: Job, folder: Path, kept: int) -> None:
     """What the user should know before decoding starts."""
     out = console()
     model, sampler, dataset = job.names
-    out.print(f"{sampler} on {model}, {len(job.samples)} samples of {dataset} → {folder}")
+    where = device_line(job.description, job.config["trainer"])
+    out.print(f"{sampler} on {model}, {len(job.samples)} samples of {dataset}, {where} → {folder}", soft_wrap=True)
     if job.description.notice:
         out.print(f"note: {job.description.notice}")
     if kept:
@@ -85,9 +87,13 @@ def print_summary(summary: Summary, job: Job, folder: Path | None = None, tracke
 
 
 def settings_line(summary: Summary) -> str:
-    """``threshold=0.9 (preset), steps=32 (default), …``"""
+    """``gen_length=32 (protocol), prompt.template=chat (tokenizer), threshold=0.9 (preset), …``"""
     canvas = {"value": summary["gen_length"], "source": summary["gen_length_source"]}
-    shown = {"gen_length": canvas, **summary["settings"]}
+    shown = {"gen_length": canvas}
+    if "prompt_template" in summary:  # a run of an earlier version has none
+        prompt = {"value": summary["prompt_template"], "source": summary["prompt_template_source"]}
+        shown["prompt.template"] = prompt
+    shown |= summary["settings"]
     parts = [f"{name}={entry['value']} ({entry['source']})" for name, entry in shown.items()]
     return ", ".join(part for part in parts if "=None " not in part)
 

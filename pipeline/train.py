@@ -1,4 +1,4 @@
-"""Train the tiny models from scratch: ``python -m pipeline.train recipe=tiny`` (or ``recipe=tiny_ar``).
+"""Train the tiny models: ``python -m pipeline.train recipe=tiny`` (or ``tiny_ar``, ``tiny_dream``, ``tiny_sdar``).
 
 The folder ``outputs/train/<run>`` holds its settings, the checkpoint, the loss curve and, at the end, a model folder
 that ``model=tiny model.path=…`` decodes with. The same command continues an interrupted training and gives the same
@@ -28,7 +28,7 @@ from pipeline.recipe import Recipe, folder_of, options_of, refuse_unusable, regi
 from pipeline.runs import RunFolder
 from pipeline.stopping import Stopped
 
-DECODE = {"masked": "model=tiny", "causal": "model=tiny_ar sampler=autoregressive"}  # by objective
+MODELS = {"llama": "tiny", "dream": "tiny_dream", "sdar": "tiny_sdar"}  # options of decoding, by family
 
 
 def train(recipe: Recipe, seed: int, folder: Path) -> None:
@@ -44,17 +44,20 @@ def train(recipe: Recipe, seed: int, folder: Path) -> None:
     if (folder / "model" / "training.json").exists():  # written last
         print(f"{folder} is finished, nothing to do; {usage}")
         return
-    from pipeline.training import export, fit
+    from pipeline.training import begin, export, fit
 
+    training = begin(recipe, seed, folder)
     with claimed(folder) as claim:
         claim.write_json("settings.json", settings)
-        training = fit(recipe, seed, folder)
+        fit(training, folder)
         export(training, folder / "model", settings)
     print(f"{folder / 'model'} after {training.seconds:.0f} s; {usage}")
 
 
 def _command(recipe: Recipe, model: Path) -> str:
-    return f"python -m pipeline {DECODE[recipe.objective]} {shlex.quote(f'model.path={model}')} dataset.limit=20"
+    causal = recipe.objective == "causal"
+    choice = "model=tiny_ar sampler=autoregressive" if causal else f"model={MODELS[recipe.family]}"
+    return f"python -m pipeline {choice} {shlex.quote(f'model.path={model}')} dataset.limit=20"
 
 
 def refuse_foreign(folder: Path, settings: dict[str, Any]) -> None:
@@ -68,7 +71,8 @@ def refuse_foreign(folder: Path, settings: dict[str, Any]) -> None:
         if not folder.is_dir() or not any(p.is_file() and p.name[0] != "." for p in folder.iterdir()):
             return
         raise UserError(f"{folder} holds files but no settings.json to continue with: give another run=")
-    before, now = ({**s["recipe"], "seed": s["seed"]} for s in (stored, settings))
+    unsaid = asdict(Recipe())  # an older version's settings lack options that came later
+    before, now = ({**unsaid, **s["recipe"], "seed": s["seed"]} for s in (stored, settings))
     if differing := [key for key in now if before.get(key) != now[key]]:
         named = ", ".join(f"{_full(key)}={before.get(key)} instead of {now[key]}" for key in differing)
         raise UserError(f"{folder} was trained with {named}: repeat these settings, or give another run=")

@@ -1,11 +1,10 @@
-"""The training itself: what a step sees, the network, the optimisers, and the folder of the finished model."""
+"""The training itself: the step, the optimisers, the checkpoints, and the folder of the finished model."""
 
 from __future__ import annotations
 
 import json
 import math
 import os
-import random
 import sys
 from pathlib import Path
 from time import monotonic
@@ -16,70 +15,17 @@ import torch
 from lightning.pytorch.callbacks import ModelCheckpoint, RichProgressBar
 from lightning.pytorch.plugins.io import TorchCheckpointIO
 from torch import nn
-from torch.utils.data import DataLoader, Dataset
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from torch.utils.data import DataLoader
+from transformers import PreTrainedTokenizerFast
 from transformers.utils import logging
 
-from pipeline.data.arithmetic import LEVELS, Problem, make_problem, words
+from pipeline.batches import IGNORE, Batches
+from pipeline.data.arithmetic import words
 from pipeline.errors import UserError
+from pipeline.network import build_model, noisy_sees_clean, published_config, take_over
 from pipeline.recipe import STEPS_AN_EPOCH, Recipe
 from pipeline.runs import RunFolder
 from pipeline.tokenizer import build_tokenizer
-
-SHORTEST_CANVAS, LONGEST_CANVAS = 26, 38  # the longest answer (four operations) takes 25 tokens and its end token
-IGNORE = -100  # cross-entropy skips targets of this value
-
-
-class Batches(Dataset):
-    """Fresh problems for every step. Item ``i`` depends only on (seed, epoch, i), so resuming changes nothing.
-
-    An item is (inputs, targets), both (B, T): the chat prompt, the answer, and end tokens up to a common length;
-    targets are ``IGNORE`` wherever nothing is to be learnt.
-    """
-
-    def __init__(self, recipe: Recipe, tokenizer: PreTrainedTokenizerFast, seed: int, epoch: int) -> None:
-        self.recipe, self.tokenizer, self.seed, self.epoch = recipe, tokenizer, seed, epoch
-
-    def __len__(self) -> int:
-        return STEPS_AN_EPOCH
-
-    def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
-        rng = random.Random(f"{self.seed}-{self.epoch}-{index}")
-        problems = [self._problem(rng) for _ in range(self.recipe.batch_size)]
-        chats = [[{"role": "user", "content": p.question}] for p in problems]
-        prompts = self.tokenizer.apply_chat_template(chats, add_generation_prompt=True, return_dict=False)
-        answers = self.tokenizer([p.answer for p in problems]).input_ids
-        canvas = rng.randint(SHORTEST_CANVAS, LONGEST_CANVAS)
-        ids = torch.full((len(problems), max(map(len, prompts)) + canvas), self.tokenizer.eos_token_id)
-        answered = torch.zeros_like(ids, dtype=torch.bool)
-        ended = torch.zeros_like(answered)
-        for row, (prompt, answer) in enumerate(zip(prompts, answers, strict=True)):
-            end = len(prompt) + len(answer)
-            ids[row, :end] = torch.tensor(prompt + answer)
-            answered[row, len(prompt) :] = True
-            ended[row, end + 1 :] = True
-        if self.recipe.objective == "causal":
-            return self._causal(ids, answered & ~ended)
-        return self._masked(ids, answered, torch.Generator().manual_seed(rng.getrandbits(63)))
-
-    def _problem(self, rng: random.Random) -> Problem:
-        while True:
-            problem = make_problem(rng.choices(LEVELS, self.recipe.level_weights)[0], rng)
-            if problem.split == "train":
-                return problem
-
-    def _causal(self, ids: torch.Tensor, learnt: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Each row predicts the next token of the answer, its first end token included."""
-        return ids[:, :-1], ids.masked_fill(~learnt, IGNORE)[:, 1:]
-
-    def _masked(
-        self, ids: torch.Tensor, answered: torch.Tensor, noise: torch.Generator
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Each answer token (filler end tokens too, as LLaDA does) is masked with its row's probability t ~ U(0, 1)."""
-        t = torch.rand(ids.shape[0], 1, generator=noise)
-        masked = answered & (torch.rand(ids.shape, generator=noise) < t)
-        inputs = ids.masked_fill(masked, self.tokenizer.mask_token_id)
-        return inputs, ids.masked_fill(~masked, IGNORE)
 
 
 class Training(lightning.LightningModule):
@@ -91,6 +37,8 @@ class Training(lightning.LightningModule):
         self.began, self.seconds_before = monotonic(), 0.0
         self.recipe, self.seed, self.tokenizer, self.curve = recipe, seed, tokenizer, curve
         self.model = build_model(recipe, tokenizer)
+        if recipe.start is not None:
+            take_over(self.model, recipe.start)
 
     def train_dataloader(self) -> DataLoader:
         return DataLoader(Batches(self.recipe, self.tokenizer, self.seed, self.current_epoch), batch_size=None)
@@ -109,8 +57,7 @@ class Training(lightning.LightningModule):
         wanted = targets != IGNORE
         if not wanted.any():  # few rows may have no masked token: nothing to learn, and the mean would be no number
             return
-        hidden = self.model.model(input_ids=inputs, use_cache=False).last_hidden_state
-        loss = nn.functional.cross_entropy(self.model.lm_head(hidden[wanted]), targets[wanted])
+        loss = nn.functional.cross_entropy(self.model.lm_head(self.hidden(inputs)[wanted]), targets[wanted])
         optimizers = self.optimizers()
         assert isinstance(optimizers, list)
         for optimizer in optimizers:
@@ -123,6 +70,14 @@ class Training(lightning.LightningModule):
                 group["lr"] = rate * scale
             optimizer.step()
         self.log("loss", loss, prog_bar=True, on_step=True, on_epoch=True, batch_size=len(inputs))
+
+    def hidden(self, inputs: torch.Tensor) -> torch.Tensor:
+        """Last hidden states of a step's inputs, (B, T, D), or (B, 2 T, D): both halves have positions 0 to T - 1."""
+        if self.recipe.block_size is None:
+            return self.model.model(input_ids=inputs, use_cache=False).last_hidden_state
+        mask = noisy_sees_clean(inputs.shape[1] // 2, self.recipe.block_size)[None, None].to(inputs.device)
+        positions = torch.arange(inputs.shape[1] // 2, device=inputs.device).repeat(2)[None]
+        return self.model.model(inputs, attention_mask=mask, position_ids=positions, use_cache=False).last_hidden_state
 
     def on_train_epoch_end(self) -> None:
         step, loss = (self.current_epoch + 1) * STEPS_AN_EPOCH, float(self.trainer.callback_metrics["loss_epoch"])
@@ -165,29 +120,6 @@ def learning_rate_scale(step: int, recipe: Recipe) -> float:
     return min(warm, (recipe.steps - step) / (recipe.steps * recipe.decay))
 
 
-def build_model(recipe: Recipe, tokenizer: PreTrainedTokenizerFast) -> LlamaForCausalLM:
-    """A native Llama network; ``is_causal=False`` in its configuration makes the attention full."""
-    masked = recipe.objective == "masked"
-    config = LlamaConfig(
-        vocab_size=len(tokenizer),
-        hidden_size=recipe.hidden_size,
-        intermediate_size=recipe.intermediate_size,
-        num_hidden_layers=recipe.layers,
-        num_attention_heads=recipe.heads,
-        max_position_embeddings=1024,
-        bos_token_id=None,
-        eos_token_id=tokenizer.eos_token_id,
-        pad_token_id=tokenizer.eos_token_id,
-    )
-    config.is_causal = not masked
-    if masked:
-        config.mask_token_id = tokenizer.mask_token_id
-    model = LlamaForCausalLM(config)
-    for layer in model.model.layers:
-        layer.self_attn.is_causal = not masked
-    return model
-
-
 class WholeFiles(TorchCheckpointIO):
     """Replaces a checkpoint at one stroke, wherever temporary files are: it may be read or the run killed meanwhile."""
 
@@ -197,17 +129,25 @@ class WholeFiles(TorchCheckpointIO):
         os.replace(draft, path)
 
 
-def fit(recipe: Recipe, seed: int, folder: Path) -> Training:
+def begin(recipe: Recipe, seed: int, folder: Path) -> Training:
+    """A training at its first step; writes nothing.
+
+    Raises:
+        UserError: if the weights to start from do not fit.
+    """
+    lightning.seed_everything(seed, verbose=False)
+    return Training(recipe, seed, build_tokenizer(words()), folder / "loss.jsonl")
+
+
+def fit(training: Training, folder: Path) -> None:
     """Train from the start, or from the folder's checkpoint, to the last step."""
     logging.disable_progress_bar()  # of transformers, for writing a single file
-    lightning.seed_everything(seed, verbose=False)
-    training = Training(recipe, seed, build_tokenizer(words()), folder / "loss.jsonl")
     last = folder / "last.ckpt"
     bars = [RichProgressBar()] if sys.stdout.isatty() else []
     trainer = lightning.Trainer(
         default_root_dir=folder,
         devices=1,  # a step's problems are the recipe's, not as many times that as there are GPUs
-        max_epochs=recipe.steps // STEPS_AN_EPOCH,
+        max_epochs=training.recipe.steps // STEPS_AN_EPOCH,
         callbacks=[ModelCheckpoint(folder, filename="last", enable_version_counter=False), *bars],
         plugins=[WholeFiles()],
         reload_dataloaders_every_n_epochs=1,
@@ -220,7 +160,6 @@ def fit(recipe: Recipe, seed: int, folder: Path) -> Training:
     if not last.exists():
         training.curve.unlink(missing_ok=True)  # of a try that ended before its first checkpoint
     trainer.fit(training, ckpt_path=str(last) if last.exists() else None, weights_only=True)
-    return training
 
 
 def save_description(training: Training, folder: Path) -> None:
@@ -228,10 +167,18 @@ def save_description(training: Training, folder: Path) -> None:
     training.model.config.save_pretrained(folder)
     training.model.generation_config.save_pretrained(folder)
     training.tokenizer.save_pretrained(folder)
+    _publish(training, folder)
+
+
+def _publish(training: Training, folder: Path) -> None:
+    """Put the family's own configuration in the native one's place; the tensors' names are the same."""
+    if (config := published_config(training.recipe, training.model.config)) is not None:
+        RunFolder(folder).write_json("config.json", config)
 
 
 def export(training: Training, folder: Path, settings: dict[str, Any]) -> None:
     """Write an ordinary model folder (safetensors, configuration, tokenizer) and what made it."""
     training.model.save_pretrained(folder)
+    _publish(training, folder)
     record = {"seconds": round(training.seconds), "config": settings, "parameters": training.parameter_count}
     RunFolder(folder).write_json("training.json", record)

@@ -35,8 +35,9 @@ class AutoregressiveSampler(Sampler):
         law, start = self.law(state), 0
         for slot in state.canvas:
             window = range(start, slot + 1 - shift)
+            store = window if cached else range(0)
             prediction = yield Forward(
-                window, [slot], context=range(start), store=cached, attend=CAUSAL, law=law, draw=state.forwards
+                window, [slot], context=range(start), store=store, attend=CAUSAL, law=law, draw=state.forwards
             )
             token = prediction.token[slot]
             state.commit(slot, token, prediction.confidence[slot])

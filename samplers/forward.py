@@ -68,7 +68,11 @@ class Forward:
         window: slots run, without a gap; their ids come from the state.
         want: slots whose token is asked; the row of logits read is ``slot - shift`` and must lie in the window.
         context: cached slots visible besides the window. Where the two overlap the window's new keys are seen.
-        store: whether the window's keys and values enter the cache, at their slots.
+        store: slots of the window whose keys and values enter the cache, at their slots; none = read only.
+        keep: before running, of this role's stored slots keep these, in this order, moved to end where the window
+            begins; whatever else was stored from the first of their new slots on is dropped. An accepted path of a
+            tree; with slots in place already, or none, a crop. Keys keep the rotary position they were computed at.
+            None changes nothing.
         attend: visibility inside the window; None is the model's own pattern, if that is full or causal.
         law: how tokens are drawn; `draw` numbers the draws of this sequence.
         ask: further statistics of the wanted slots, out of ``margin`` and ``entropy``.
@@ -78,7 +82,8 @@ class Forward:
     window: range
     want: Sequence[int] = ()
     context: range = range(0)
-    store: bool = False
+    store: range = range(0)
+    keep: Sequence[int] | None = None
     attend: Attend | None = None
     law: Law = GREEDY
     draw: int = 0

@@ -18,7 +18,7 @@ class ModelFacts:
         mask_id: the id that stands for "undecided"; None for an autoregressive model.
         end_ids: ids that end an answer.
         shift: the prediction for slot i is read at row ``i - shift`` (0: LLaDA; 1: autoregressive models, Dream).
-        attention: the model's own pattern, ``full``, ``causal`` or ``blocks``.
+        attention: the model's own pattern, ``full``, ``causal``, ``blocks`` or ``canvas`` (DiffusionGemma's).
         attentions: every pattern it can serve.
         block_origin: ``prompt`` if blocks are counted from the prompt's end, ``zero`` if from position 0.
         trained_block: block size the model was trained with, if any.

@@ -53,3 +53,30 @@ def command_line(tmp_path: Path) -> CommandLine:
 
 
 Runner = Callable[..., subprocess.CompletedProcess[str]]
+
+
+# ---- a table of differences at the end of a run ----------------------------------------------------------------------
+
+DIFFERENCES = pytest.StashKey[dict[tuple[str, str], float]]()
+
+
+@pytest.fixture
+def record_difference(request: pytest.FixtureRequest) -> Callable[[str, str, float], None]:
+    """Note how far a tensor of a family is from what it should be; the largest of each is printed at the end."""
+    noted = request.config.stash.setdefault(DIFFERENCES, {})
+
+    def record(family: str, name: str, difference: float) -> None:
+        noted[family, name] = max(difference, noted.get((family, name), 0.0))
+
+    return record
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    noted = config.stash.get(DIFFERENCES, {})
+    if not noted:
+        return
+    terminalreporter.section("largest difference to the authors' tensors (float32, CPU)")
+    for family in dict.fromkeys(family for family, _ in noted):
+        worst, name = max((difference, name) for (of, name), difference in noted.items() if of == family)
+        checked = sum(of == family for of, _ in noted)
+        terminalreporter.write_line(f"{family:<16} {worst:.2e}  ({name}; {checked} tensors)")

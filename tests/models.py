@@ -14,6 +14,7 @@ from adapters import attention
 from adapters.text import IdCodec
 from adapters.transformer import TransformerAdapter
 from samplers import ModelFacts
+from tests.layouts import LAYOUTS, shapes
 
 VOCABULARY, MASK, END = 61, 60, 59
 
@@ -22,12 +23,6 @@ LLADA_CONFIG = {
     **{"d_model": 32, "mlp_hidden_size": 48, "n_layers": 2, "n_heads": 4, "n_kv_heads": 4},
     **{"max_sequence_length": 128, "rms_norm_eps": 1e-5, "rope_theta": 1e4, "mask_token_id": 60},
     **{"eos_token_id": 59, "pad_token_id": 59},
-}
-LLADA_BLOCK = {
-    **{"attn_norm": ("d_model",), "ff_norm": ("d_model",), "attn_out": ("d_model", "d_model")},
-    **{f"{name}_proj": ("d_model", "d_model") for name in "qkv"},
-    **{"ff_proj": ("mlp_hidden_size", "d_model"), "up_proj": ("mlp_hidden_size", "d_model")},
-    "ff_out": ("d_model", "mlp_hidden_size"),
 }
 
 
@@ -65,12 +60,8 @@ def llama_facts(causal: bool, config: LlamaConfig) -> ModelFacts:
 
 def llada_tensors(config: dict[str, Any], seed: int = 0) -> dict[str, torch.Tensor]:
     """Random tensors under the names of a published LLaDA checkpoint."""
-    head = {"wte": ("embedding_size", "d_model"), "ln_f": ("d_model",), "ff_out": ("embedding_size", "d_model")}
-    shapes = {f"model.transformer.{name}.weight": shape for name, shape in head.items()}
-    for layer in range(config["n_layers"]):
-        shapes |= {f"model.transformer.blocks.{layer}.{k}.weight": shape for k, shape in LLADA_BLOCK.items()}
     generator = torch.Generator().manual_seed(seed)
-    return {n: torch.randn([config[size] for size in s], generator=generator) for n, s in shapes.items()}
+    return {n: torch.randn(s, generator=generator) for n, s in shapes(LAYOUTS["LLaDA"], config).items()}
 
 
 def write_llada(folder: Path, tensors: dict[str, torch.Tensor] | None = None, **changes: Any) -> Path:

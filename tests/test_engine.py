@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from adapters.attention import Visibility, attention
+from adapters.attention import attention
 from adapters.base import DeviceAdapter, Group, Request
 from adapters.description import describe
 from adapters.loading import load
@@ -18,6 +18,7 @@ from adapters.places import ModelOptions
 from adapters.text import IdCodec
 from adapters.toy import LogitsAdapter, TableAdapter, ToyMaskedLMAdapter
 from adapters.transformer import TransformerAdapter
+from adapters.visibility import visibility
 from pipeline.engine import Engine, Outcome, Task
 from samplers import (
     Attend,
@@ -127,8 +128,8 @@ class SumAdapter(TransformerAdapter):
         ids = torch.where(group.ids == 10, 0, group.ids) * (group.positions < group.lengths[:, None] - 8)
         seen = torch.stack((ids, group.positions == 0), -1).double()[:, None]
         even = torch.zeros_like(seen)
-        visibility: Visibility = self._visibility(group, reach=0)
-        mean = attention(torch.nn.Identity(), even, even, seen, None, 1.0, visibility)[0][:, :, 0]
+        shown = visibility(group, self.facts.attention, self._lines(group), packs=False)
+        mean = attention(torch.nn.Identity(), even, even, seen, None, 1.0, shown)[0][:, :, 0]
         number = (1 / mean[..., 1]).round()
         in_vain = number - group.lengths[:, None]
         total = (mean[..., 0] * number).round() + 9 * in_vain

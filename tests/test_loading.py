@@ -11,12 +11,16 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
+from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
+from adapters.attention import Visibility
 from adapters.description import Description, describe
-from adapters.families import FAMILIES, family_of
+from adapters.families import family_of
+from adapters.head import WholeHead
 from adapters.loading import load
+from adapters.native import build, native_config
 from adapters.places import TINY, ModelOptions, content_hash
+from adapters.tensors import pieces
 from adapters.transformer import TransformerAdapter
 from tests.models import LLADA_CONFIG, llada_tensors, write_llada
 
@@ -55,8 +59,10 @@ def test_a_llada_folder_becomes_a_llama_with_every_parameter_filled(tmp_path: Pa
     adapter = loaded(write_llada(tmp_path))
     native, written = dict(adapter.model.named_parameters()), llada_tensors(LLADA_CONFIG)
     assert len(native) == len(written)
-    family = family_of(LLADA_CONFIG)
-    assert all(torch.equal(native[family.rename(name)], tensor) for name, tensor in written.items())
+    rules = family_of(LLADA_CONFIG).rules
+    for name, tensor in written.items():
+        (piece,) = pieces(rules, name, LLADA_CONFIG)
+        assert torch.equal(native[piece.target], tensor), name
     facts = adapter.facts
     assert (facts.vocab_size, facts.mask_id, facts.end_ids, facts.max_positions) == (64, 60, {59}, 128)
     assert (facts.shift, facts.attention, facts.attentions) == (0, "full", {"full", "blocks"})
@@ -67,9 +73,12 @@ def test_a_missing_an_extra_and_a_misshapen_tensor_are_named(tmp_path: Path) -> 
     gone = "model.transformer.blocks.1.up_proj.weight"
     kept = {name: tensor for name, tensor in tensors.items() if name != gone}
     missing = refusal(write_llada(tmp_path / "missing", kept))
-    assert "1 parameters got no tensor (model.layers.1.mlp.up_proj.weight)" in missing and "no place" not in missing
+    assert "1 parameter got no tensor (model.layers.1.mlp.up_proj.weight)" in missing and "no place" not in missing
     extra = refusal(write_llada(tmp_path / "extra", {**tensors, "model.transformer.wpe.weight": torch.zeros(3, 4)}))
-    assert "1 tensors have no place (model.transformer.wpe.weight (3, 4))" in extra and "got no" not in extra
+    assert "1 tensor has no place (model.transformer.wpe.weight (3, 4))" in extra and "got no" not in extra
+    twin = {**tensors, "model.norm.weight": torch.zeros(32)}
+    said = refusal(write_llada(tmp_path / "twin", twin))
+    assert "model.norm.weight and model.transformer.ln_f.weight are both model.norm.weight" in said
     shape = refusal(write_llada(tmp_path / "shape", {**tensors, gone: torch.zeros(48, 31)}))
     assert f"{gone} has the shape (48, 31), the configuration wants (48, 32)" in shape
 
@@ -78,8 +87,32 @@ def _no_weights(folder: Path) -> None:
     (folder / "model.safetensors").unlink()
 
 
-def _only_bin(folder: Path) -> None:
+def _pickled_code(folder: Path) -> None:
+    (folder / "model.safetensors").unlink()
+    torch.save({"a": torch.zeros(1), "b": Path("x")}, folder / "pytorch_model.bin")
+
+
+def _pickled_number(folder: Path) -> None:
+    (folder / "model.safetensors").unlink()
+    torch.save({"a": 3}, folder / "pytorch_model.bin")
+
+
+def _torn_bin(folder: Path) -> None:
     (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
+
+
+def _pointer(folder: Path) -> None:
+    (folder / "model.safetensors").write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n")
+
+
+def _twice(folder: Path) -> None:
+    tensors = load_file(folder / "model.safetensors")
+    (folder / "model.safetensors").rename(folder / "model-00001-of-00002.safetensors")
+    save_file({"model.transformer.ln_f.weight": tensors["model.transformer.ln_f.weight"]}, folder / "z.safetensors")
+
+
+def _bad_index(folder: Path) -> None:
+    (folder / "model.safetensors.index.json").write_text('{"weights": {}}')
 
 
 def _missing_shard(folder: Path) -> None:
@@ -108,8 +141,16 @@ def _without(key: str) -> Callable[[Path], None]:
 @pytest.mark.parametrize(
     ("spoil", "said"),
     [
-        (_no_weights, r"holds no \.safetensors file$"),
-        (_only_bin, r"holds no \.safetensors file, only \.bin files, .*: convert them with save_pretrained"),
+        (_no_weights, r"holds no weights: neither \.safetensors nor pytorch_model\.bin$"),
+        (
+            _pickled_code,
+            r"pytorch_model\.bin holds pathlib.*, which could run code when read: convert",
+        ),
+        (_pickled_number, r"pytorch_model\.bin holds a, which is a int, no tensor"),
+        (_torn_bin, r"pytorch_model\.bin (is no whole file of torch\.save|holds something that is no tensor)"),
+        (_pointer, r"model\.safetensors is a pointer of Git LFS, not the weights: run git lfs pull"),
+        (_twice, r"model\.transformer\.ln_f\.weight lies in model-00001-of-00002\.safetensors and in z\.safetensors"),
+        (_bad_index, r"model\.safetensors\.index\.json is no index of shards"),
         (_missing_shard, r"lacks model-00001-of-00002\.safetensors, which its model\.safetensors\.index\.json names"),
         (_torn, r"model\.safetensors is no whole \.safetensors file"),
         (_write("config.json", "{"), r"config\.json is not valid JSON"),
@@ -117,7 +158,6 @@ def _without(key: str) -> Callable[[Path], None]:
         (_write("generation_config.json", "{,}"), r"generation_config\.json is not valid JSON"),
         (_write("tokenizer.json", "{,}"), r"the tokenizer in .* cannot be read"),
         (_without("d_model"), r"config\.json lacks 'd_model'"),
-        (_without("eos_token_id"), r"config\.json lacks 'eos_token_id'"),
         (_write("config.json", '{"model_type": "bert"}'), r"model_type=bert is of no known family; known are: LLaDA"),
     ],
 )
@@ -127,8 +167,8 @@ def test_a_broken_folder_is_refused_in_one_sentence(tmp_path: Path, spoil: Calla
 
 
 def test_what_can_be_refused_before_loading_is(tmp_path: Path) -> None:
-    _only_bin(write_llada(tmp_path))
-    with pytest.raises(ValueError, match=r"only \.bin files"):
+    _no_weights(write_llada(tmp_path))
+    with pytest.raises(ValueError, match=r"holds no weights"):
         described(tmp_path)
     with pytest.raises(ValueError, match=r"config\.json was not found"):
         described(tmp_path / "nowhere")
@@ -212,15 +252,144 @@ def test_every_end_id_counts_wherever_it_is_stated(tmp_path: Path) -> None:
         described(folder, end_tokens=["<|no|>"])
 
 
-def test_a_network_that_alters_its_logits_behind_the_head_is_refused(tmp_path: Path) -> None:
-    """We run layers and head apart: Cohere scales its logits, so it must not pass for a plain causal model."""
-    from transformers import CohereConfig, CohereForCausalLM
-
-    shape = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1, "num_attention_heads": 4}
-    config = CohereConfig(vocab_size=61, logit_scale=0.5, pad_token_id=0, bos_token_id=1, eos_token_id=2, **shape)
-    CohereForCausalLM(config).save_pretrained(tmp_path)
-    assert "CohereForCausalLM transforms its logits after the head" in refusal(tmp_path)
+SHAPE = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
 
 
-def test_every_family_states_an_attention_it_serves() -> None:
-    assert all(family.attention in family.attentions for family in FAMILIES)
+def _logits(adapter: TransformerAdapter, ids: torch.Tensor) -> torch.Tensor:
+    """(T, V) as the adapter gets them: layers and head apart."""
+    with torch.inference_mode():
+        body = adapter.body(input_ids=ids[None], use_cache=False, visibility=Visibility(causal=True))
+        return adapter.head(body.last_hidden_state[0])
+
+
+def _reference(folder: Path, ids: torch.Tensor) -> torch.Tensor:
+    """(T, V) of transformers' own causal model."""
+    with torch.inference_mode():
+        return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()(ids[None]).logits[0]
+
+
+@pytest.mark.parametrize("architecture", ["Cohere", "Granite"])
+def test_a_network_that_scales_its_logits_behind_the_head_is_served_with_them(
+    tmp_path: Path, architecture: str
+) -> None:
+    import transformers
+
+    scale = {"Cohere": {"logit_scale": 0.5}, "Granite": {"logits_scaling": 3.0}}[architecture]
+    config = getattr(transformers, f"{architecture}Config")(
+        vocab_size=61, pad_token_id=0, bos_token_id=1, eos_token_id=2, num_key_value_heads=4, **SHAPE, **scale
+    )
+    torch.manual_seed(0)
+    getattr(transformers, f"{architecture}ForCausalLM")(config).save_pretrained(tmp_path)
+    adapter, ids = loaded(tmp_path), torch.arange(9)
+    assert isinstance(adapter.head_module, WholeHead)
+    torch.testing.assert_close(_logits(adapter, ids), _reference(tmp_path, ids), rtol=0, atol=1e-6)
+
+
+def test_a_plain_head_stays_a_matrix(tmp_path: Path) -> None:
+    assert isinstance(loaded(write_native(tmp_path)).head_module, torch.nn.Linear)
+
+
+@pytest.mark.parametrize("architecture", ["Qwen3Moe", "Mixtral"])
+def test_experts_in_their_published_files_are_read_by_transformers_and_nothing_may_be_left(
+    tmp_path: Path, architecture: str
+) -> None:
+    import transformers
+
+    experts = (
+        {"num_experts": 4, "moe_intermediate_size": 16} if architecture == "Qwen3Moe" else {"num_local_experts": 4}
+    )
+    config = getattr(transformers, f"{architecture}Config")(
+        vocab_size=61, num_experts_per_tok=2, num_key_value_heads=2, head_dim=8, eos_token_id=2, **SHAPE, **experts
+    )
+    torch.manual_seed(0)
+    getattr(transformers, f"{architecture}ForCausalLM")(config).save_pretrained(tmp_path)
+    tensors = load_file(tmp_path / "model.safetensors")
+    expert = next(name for name in tensors if "experts.3." in name)
+    ids = torch.arange(9)
+    torch.testing.assert_close(_logits(loaded(tmp_path), ids), _reference(tmp_path, ids), rtol=0, atol=1e-5)
+    save_file({**tensors, "model.layers.0.extra": torch.zeros(2)}, tmp_path / "model.safetensors")
+    assert "1 tensors have no place (model.layers.0.extra)" in refusal(tmp_path)
+    save_file({n: t for n, t in tensors.items() if n != "model.norm.weight"}, tmp_path / "model.safetensors")
+    assert "1 parameters got no tensor (model.norm.weight)" in refusal(tmp_path)
+    save_file({n: t for n, t in tensors.items() if n != expert}, tmp_path / "model.safetensors")
+    assert refusal(tmp_path)
+
+
+def test_an_expert_out_of_range_and_one_that_is_missing_are_named(tmp_path: Path) -> None:
+    tensors = write_moe(tmp_path)
+    expert = "model.layers.1.mlp.experts.3.up_proj.weight"
+    save_file({**tensors, expert.replace(".3.", ".4."): tensors[expert].clone()}, tmp_path / "model.safetensors")
+    assert f"{expert.replace('.3.', '.4.')} is of expert 4, the configuration's last is 3" in refusal(tmp_path)
+    save_file({n: t for n, t in tensors.items() if n != expert}, tmp_path / "model.safetensors")
+    assert "(model.layers.1.mlp.experts.gate_up_proj (in part))" in refusal(tmp_path)
+    save_file({**tensors, expert: torch.zeros(16, 31)}, tmp_path / "model.safetensors")
+    assert f"{expert} has the shape (16, 31), the configuration wants (16, 32)" in refusal(tmp_path)
+
+
+def write_moe(folder: Path) -> dict[str, torch.Tensor]:
+    """A random SDAR-MoE in its published files: a tensor an expert and matrix."""
+    config = {
+        **{"model_type": "sdar_moe", "architectures": ["SDARMoeForCausalLM"], "vocab_size": 61, "mask_token_id": 60},
+        **{"num_key_value_heads": 2, "head_dim": 8, "max_position_embeddings": 128, "rms_norm_eps": 1e-6},
+        **{"rope_theta": 1e4, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16},
+        **{"norm_topk_prob": True, "block_size": 4, **SHAPE},
+    }
+    (folder / "config.json").write_text(json.dumps(config))
+    skeleton = build(native_config(family_of(config), config), torch.float32, torch.device("meta"))
+    tensors: dict[str, torch.Tensor] = {}
+    for name, target in skeleton.state_dict().items():
+        value = torch.randn(target.shape)
+        if not name.endswith(("gate_up_proj", "down_proj")):
+            tensors[name] = value
+            continue
+        for expert, matrix in enumerate(value):
+            stem = f"{name.rpartition('.')[0]}.{expert}"
+            parts = {"down_proj": matrix}
+            if name.endswith("gate_up_proj"):
+                parts = dict(zip(("gate_proj", "up_proj"), matrix.chunk(2), strict=True))
+            tensors |= {f"{stem}.{part}.weight": piece.clone() for part, piece in parts.items()}
+    save_file(tensors, folder / "model.safetensors")
+    return tensors
+
+
+def test_nothing_is_copied_before_everything_has_a_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*arguments: object) -> None:
+        pytest.fail("weights were copied")
+
+    monkeypatch.setattr("adapters.loading.copy", fail)
+    tensors = llada_tensors(LLADA_CONFIG)
+    tensors["model.transformer.zzz.weight"] = torch.zeros(1)  # the last one
+    assert "has no place" in refusal(write_llada(tmp_path, tensors))
+
+
+def test_a_head_beside_tied_embeddings_must_equal_them(tmp_path: Path) -> None:
+    tensors = llada_tensors(LLADA_CONFIG)
+    embedding, head = "model.transformer.wte.weight", "model.transformer.ff_out.weight"
+    tensors[head] = tensors[embedding].clone()
+    adapter = loaded(write_llada(tmp_path / "equal", tensors, weight_tying=True))
+    assert torch.equal(adapter.model.lm_head.weight, tensors[embedding])
+    tensors[head] = tensors[embedding] + 1
+    said = refusal(write_llada(tmp_path / "other", tensors, weight_tying=True))
+    assert f"{head} and {embedding} are one parameter, but differ" in said
+
+
+def test_routers_and_expert_biases_stay_in_float32(tmp_path: Path) -> None:
+    description = described(write_llada2(tmp_path), dtype="bfloat16")
+    model = load(description, CPU).model  # type: ignore[attr-defined]
+    wide = {name.rpartition(".layers.")[2][2:] for name, t in model.state_dict().items() if t.dtype == torch.float32}
+    assert wide == {"mlp.gate.weight", "mlp.gate.e_score_correction_bias"} and model.dtype == torch.bfloat16
+
+
+def write_llada2(folder: Path) -> Path:
+    """A random LLaDA2 of two layers, the first without experts, in published names; see `tests.models` for LLaDA."""
+    config = {
+        **{"model_type": "llada2_moe", "architectures": ["LLaDA2MoeModelLM"], "vocab_size": 61, "mask_token_id": 60},
+        **{"num_key_value_heads": 2, "head_dim": 8, "max_position_embeddings": 128, "rms_norm_eps": 1e-6},
+        **{"rope_theta": 1e4, "partial_rotary_factor": 0.5, "num_experts": 4, "num_experts_per_tok": 2},
+        **{"moe_intermediate_size": 16, "n_group": 2, "topk_group": 1, "num_shared_experts": 1},
+        **{"routed_scaling_factor": 2.5, "first_k_dense_replace": 1, "eos_token_id": 59, **SHAPE},
+    }
+    (folder / "config.json").write_text(json.dumps(config))
+    skeleton = build(native_config(family_of(config), config), torch.float32, torch.device("meta"))
+    save_file({n: torch.randn(t.shape) for n, t in skeleton.state_dict().items()}, folder / "model.safetensors")
+    return folder

@@ -20,11 +20,17 @@ from samplers import ConfidenceSampler, Forward, Law, uniform
 from tests.models import random_llama
 
 
-def read(rows: torch.Tensor, law: Law | None = None, ask: Sequence[str] = (), mask_id: int | None = None) -> Any:
+def read(
+    rows: torch.Tensor,
+    law: Law | None = None,
+    ask: Sequence[str] = (),
+    mask_id: int | None = None,
+    confidence_dtype: str = "float32",
+) -> Any:
     """Columns of a read-out whose head gives the rows themselves; the draws are numbered by row."""
     forward = Forward(range(1), law=law or Law(), ask=frozenset(ask))
     counters = torch.arange(len(rows))
-    out = ReadOut(mask_id, rows.shape[1], 256)
+    out = ReadOut(mask_id, rows.shape[1], 256, confidence_dtype)
     return out(rows.clone(), lambda hidden: hidden, forward, counters * 0, counters, counters)
 
 
@@ -72,6 +78,50 @@ def test_banned_ids_leave_the_law_and_unsure_ids_only_the_confidence(temperature
     assert torch.allclose(torch.tensor(columns[1]).double(), law.gather(1, token[:, None])[:, 0], atol=1e-6)
     assert all(columns[1][i] == 0 for i in range(400) if token[i].item() in unsure)
     assert torch.allclose(torch.tensor(columns[3]).double(), torch.special.entr(law).sum(-1), atol=1e-5)
+
+
+def rounded(x: float, dtype: torch.dtype) -> float:
+    return torch.tensor(x, dtype=torch.float64).to(dtype).item()
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_confidence_in_the_models_dtype_equals_a_hand_computation_rounded_step_by_step(dtype: torch.dtype) -> None:
+    """Each law value, each logarithm, each product and each sum is rounded."""
+    rows = random_rows(200, 40).to(dtype)
+    asked = ("margin", "entropy")
+    token, confidence, finite, margin, entropy = read(rows, ask=asked, confidence_dtype="model")
+    exact = read(rows, ask=asked)
+    assert token == exact[0] == rows.argmax(-1).tolist() and all(finite)
+    for i, row in enumerate(rows.double()):
+        law = [rounded(p, dtype) for p in row.softmax(-1).tolist()]
+        first, second = sorted(law)[:-3:-1]
+        terms = [rounded(p * rounded(math.log(p), dtype), dtype) for p in law if p]
+        unit = torch.finfo(dtype).eps  # one rounding of a value in the middle of two may go either way
+        assert confidence[i] == pytest.approx(law[int(token[i])], rel=unit)
+        assert margin[i] == pytest.approx(rounded(first - second, dtype), rel=unit, abs=unit)
+        assert entropy[i] == pytest.approx(rounded(-sum(terms), dtype), rel=2 * unit)
+    assert sum(a != b for a, b in zip(confidence, exact[1])) > 190
+
+
+def test_of_a_float32_model_both_confidences_are_the_same() -> None:
+    exact, own = (read(random_rows(), ask=("margin", "entropy"), confidence_dtype=d) for d in ("float32", "model"))
+    assert torch.allclose(torch.tensor(own), torch.tensor(exact), atol=1e-5)
+
+
+def test_a_bfloat16_models_own_confidence_saturates_and_float32_tells_apart() -> None:
+    """Softmax of (7, 0) is 0.99909: of bfloat16's neighbours 0.99609 and 1 the second is nearer."""
+    rows = torch.tensor([[7.0, 0.0], [9.0, 0.0]], dtype=torch.bfloat16)
+    assert read(rows, ask=("margin",), confidence_dtype="model") == [[0.0, 0.0], [1.0, 1.0], [1.0, 1.0], [1.0, 1.0]]
+    (sure, surer), (low, high) = read(rows)[1], read(rows, ask=("margin",))[3]
+    assert sure == pytest.approx(1 / (1 + math.exp(-7)), abs=1e-6) and sure < surer < 1 and low < high < 1
+
+
+@pytest.mark.parametrize("spoilt", [math.nan, math.inf])
+def test_logits_that_are_no_numbers_are_told_in_either_dtype(spoilt: float) -> None:
+    rows = torch.tensor([[1.0, 2.0, -math.inf], [1.0, spoilt, 0.0]], dtype=torch.bfloat16)
+    for dtype in ("float32", "model"):
+        assert read(rows, ask=("entropy",), confidence_dtype=dtype)[2] == [1.0, 0.0]
+    assert read(rows[:1], ask=("entropy",), confidence_dtype="model")[3][0] == pytest.approx(0.582, abs=0.01)
 
 
 def inverse_cdf(row: torch.Tensor, law: Law, number: float) -> int:
@@ -175,11 +225,12 @@ LAWS: list[dict[str, Any]] = [
 ]
 
 
+@pytest.mark.parametrize("confidence_dtype", ["float32", "model"])
 @pytest.mark.parametrize("law", LAWS, ids=str)
-def test_logits_stay_within_their_budget(law: dict[str, Any]) -> None:
+def test_logits_stay_within_their_budget(law: dict[str, Any], confidence_dtype: str) -> None:
     """A vocabulary of 20,000 and 1 MiB: 4 slots at once when greedy, 1 when sampling, of the 64 wanted."""
     adapter = random_llama(vocab_size=20_000)
-    adapter.read_out.bytes = 2**20
+    adapter.read_out.bytes, adapter.read_out.confidence_dtype = 2**20, confidence_dtype
     sampler = ConfidenceSampler(block_size=32, steps=2, **law)
     with watched_logits(adapter) as (memory, rows):
         outcomes = list(Engine(adapter, sampler, max_rows=2).decode([Task(i, [1, 2], 32) for i in (0, 1)], 34))

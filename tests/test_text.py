@@ -64,12 +64,12 @@ def test_special_text_stays_text_whatever_a_template_drops_or_repeats(codec: Tok
         "<|end|> | <|end|><|assistant|>"
     )
     other.chat_template = None
-    prompt = TokenizerCodec(other).encode_chat(turns)
+    prompt = TokenizerCodec(other).encode_raw(turns)
     assert other.eos_token_id not in prompt and TokenizerCodec(other).decode(prompt) == "dropped\n\n<|end|>"
 
 
 def test_without_a_tokenizer_text_becomes_ids_of_the_vocabulary() -> None:
     codec = IdCodec(VOCABULARY)
-    prompt = codec.encode_chat([{"role": "user", "content": "größe 🎈"}])
+    prompt = codec.encode_raw([{"role": "user", "content": "größe 🎈"}])
     assert all(3 <= id_ < VOCABULARY for id_ in prompt)
     assert codec.decode([3, MASK, END]) == f"3 {MASK} {END}"

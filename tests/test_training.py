@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 import subprocess
 import sys
@@ -14,12 +15,15 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from pipeline.batches import IGNORE, Batches
 from pipeline.data.arithmetic import make_problems, words
+from pipeline.network import noisy_sees_clean, take_over
 from pipeline.recipe import Recipe
 from pipeline.tokenizer import build_tokenizer
 from pipeline.train import claimed, main
-from pipeline.training import IGNORE, Batches, Training, learning_rate_scale
+from pipeline.training import Training, learning_rate_scale
 from tests.conftest import ROOT, CommandLine
+from tests.shared import shared
 
 SMALL = ["recipe.steps=150", "recipe.batch_size=8", "recipe.hidden_size=32", "recipe.intermediate_size=64"]
 SMALL += ["recipe.layers=1", "recipe.heads=2"]
@@ -27,8 +31,15 @@ SHORT = [*SMALL, "recipe.steps=100", "recipe.batch_size=4"]
 Command = Callable[..., tuple[int, str, str]]
 
 
-def _recipe(objective: str) -> Recipe:
-    return Recipe(objective=objective, batch_size=16, level_weights=[1, 1, 1, 1])
+def _recipe(objective: str, family: str = "llama") -> Recipe:
+    sizes = {"hidden_size": 32, "intermediate_size": 64, "layers": 2, "heads": 2, "batch_size": 16}
+    size = 8 if family == "sdar" else None
+    return Recipe(objective=objective, level_weights=[1, 1, 1, 1], family=family, block_size=size, **sizes)
+
+
+def _training(family: str, folder: Path) -> Training:
+    torch.manual_seed(0)
+    return Training(_recipe("masked", family), 0, build_tokenizer(words()), folder / "loss.jsonl")
 
 
 def test_a_step_depends_on_seed_epoch_and_index_alone() -> None:
@@ -49,6 +60,75 @@ def test_masked_targets_are_the_masked_answer_tokens_and_nothing_else() -> None:
         answer = row.index(tokenizer.convert_tokens_to_ids("<|assistant|>")) + 1
         assert not any(hidden[:answer])
         assert "####" in tokenizer.decode(row[answer:])
+
+
+def test_a_shifted_family_learns_a_masked_token_at_the_row_before_it() -> None:
+    tokenizer = build_tokenizer(words())
+    inputs, targets = Batches(_recipe("masked", "dream"), tokenizer, seed=0, epoch=0)[0]
+    straight, unshifted = Batches(_recipe("masked"), tokenizer, seed=0, epoch=0)[0]
+    assert torch.equal(inputs, straight) and torch.equal(targets[:, :-1], unshifted[:, 1:])
+    assert (targets[:, -1] == IGNORE).all()
+
+
+def test_a_family_of_blocks_sees_a_noisy_and_a_clean_half_and_masks_each_block_at_its_own_rate() -> None:
+    tokenizer = build_tokenizer(words())
+    inputs, targets = Batches(_recipe("masked", "sdar"), tokenizer, seed=0, epoch=0)[0]
+    length = inputs.shape[1] // 2
+    noisy, clean, wanted = inputs[:, :length], inputs[:, length:], targets[:, :length]
+    masked = noisy == tokenizer.mask_token_id
+    assert length % 8 == 0 and (targets[:, length:] == IGNORE).all() and torch.equal(masked, wanted != IGNORE)
+    assert torch.equal(torch.where(masked, wanted, noisy), clean) and tokenizer.mask_token_id not in clean
+    answers = (clean == tokenizer.convert_tokens_to_ids("<|assistant|>")).int().argmax(1)
+    assert not any(row[: answer + 1].any() for row, answer in zip(masked, answers))
+    shares = masked.unflatten(1, (-1, 8)).float().mean(2)[:, -4:]  # the last four blocks are answer and end tokens
+    assert (shares.amax(1) - shares.amin(1)).median() > 0.4
+
+
+def test_the_four_rules_of_the_noisy_and_the_clean_half() -> None:
+    seen = noisy_sees_clean(12, 4)
+    for query in range(12):
+        for key in range(12):
+            own, earlier = key // 4 == query // 4, key // 4 < query // 4
+            assert seen[query, key] == own and seen[query, 12 + key] == earlier
+            assert seen[12 + query, 12 + key] == (own or earlier) and not seen[12 + query, key]
+
+
+def test_training_by_blocks_sees_what_decoding_block_after_block_sees(tmp_path: Path) -> None:
+    """A noisy block's states are those of the sequence that holds its clean past and itself, and nothing after it."""
+    training = _training("sdar", tmp_path)
+    inputs, _ = Batches(training.recipe, training.tokenizer, seed=0, epoch=0)[0]
+    length = inputs.shape[1] // 2
+    with torch.no_grad():
+        noisy = training.hidden(inputs)[:, :length]
+        for start in range(0, length, 8):
+            past, block = inputs[:, length : length + start], inputs[:, start : start + 8]
+            numbers = torch.arange(start + 8) // 8
+            mask = (numbers[None] <= numbers[:, None])[None, None]
+            alone = training.model.model(torch.cat((past, block), 1), attention_mask=mask, use_cache=False)
+            assert torch.allclose(noisy[:, start : start + 8], alone.last_hidden_state[:, start:], atol=1e-5)
+
+
+@pytest.mark.parametrize("family", ["llama", "dream"])
+def test_a_family_without_blocks_sees_the_whole_sequence(family: str, tmp_path: Path) -> None:
+    training = _training(family, tmp_path)
+    ids = torch.arange(20, 40)[None]
+    with torch.no_grad():
+        before, ids[0, -1] = training.hidden(ids)[0, 0], 7
+        assert not torch.allclose(before, training.hidden(ids)[0, 0], atol=1e-4)
+
+
+@pytest.mark.parametrize("family", ["dream", "sdar"])
+def test_what_a_start_lacks_begins_neutral(family: str, tmp_path: Path) -> None:
+    first, training = _training("llama", tmp_path), _training(family, tmp_path)
+    first.model.save_pretrained(tmp_path)
+    take_over(training.model, str(tmp_path))
+    own, given = training.model.state_dict(), first.model.state_dict()
+    assert all(torch.equal(own[name], given[name]) for name in given)
+    added = {name.rpartition("self_attn.")[2]: own[name] for name in own.keys() - given.keys()}
+    if family == "dream":
+        assert set(added) == {"q_proj.bias", "k_proj.bias", "v_proj.bias"} and not any(map(torch.any, added.values()))
+    else:
+        assert set(added) == {"q_norm.weight", "k_norm.weight"} and all((t == 1).all() for t in added.values())
 
 
 def test_causal_targets_are_the_next_answer_tokens_up_to_the_first_end() -> None:
@@ -113,6 +193,10 @@ def _files(folder: Path) -> dict[str, bytes]:
     ("given", "right"),
     [
         ("recipe.objective=foo", "masked or causal"),
+        ("recipe.family=bert", "one of llama, dream, sdar"),
+        ("recipe.block_size=8", "not used by recipe.family=llama: leave it null"),
+        ("recipe.start=nowhere", "no model to start from: use a folder with config.json"),
+        ("recipe.start=''", "or null for a start from scratch"),
         ("recipe.batch_size=0", "1 up"),
         ("recipe.heads=0", "1 up"),
         ("recipe.layers=-1", "1 up"),
@@ -149,6 +233,7 @@ def _files(folder: Path) -> dict[str, bytes]:
         ("run=./", "no folder name"),
         ("run=/nowhere/x", "no folder name"),
         ("run=a/../../b", "no folder name"),
+        ("run=a//b", "no folder name"),
     ],
 )
 def test_what_cannot_be_trained_is_refused_in_one_line_before_anything_is_made(
@@ -158,6 +243,59 @@ def test_what_cannot_be_trained_is_refused_in_one_line_before_anything_is_made(
     assert code == 2 and out == "" and not list(tmp_path.iterdir())
     assert err.startswith("error: ") and err.count("\n") == 1 and right in err
     assert given.lstrip("+").partition("=")[0].replace("recipe.name", "run") in err or "missing" in err
+
+
+@pytest.mark.parametrize(
+    ("given", "right"),
+    [
+        (
+            ["recipe=tiny_sdar", "recipe.block_size=null"],
+            "block_size=null does not fit recipe.family=sdar: use a",
+        ),
+        (["recipe=tiny_sdar", "recipe.block_size=0"], "a whole number from 1 up"),
+        (["recipe=tiny_dream", "recipe.block_size=8"], "not used by recipe.family=dream"),
+        (["recipe=tiny_dream", "recipe.objective=causal"], "causal needs llama"),
+        (["recipe=tiny_sdar", "recipe.hidden_size=64"], "its lm_head.weight is [466, 128], here [466, 64]"),
+        (["recipe=tiny_sdar", "recipe.layers=2"], "here not there"),
+    ],
+)
+def test_what_does_not_fit_together_is_refused_before_anything_is_made(
+    train: Command, tmp_path: Path, given: list[str], right: str
+) -> None:
+    code, out, err = train(*given)
+    assert code == 2 and out == "" and not list(tmp_path.iterdir())
+    assert err.startswith("error: recipe.") and err.count("\n") == 1 and right in err
+
+
+@pytest.mark.parametrize(("family", "kind"), [("dream", "Dream"), ("sdar", "sdar")])
+def test_a_trained_family_is_written_in_its_published_layout(
+    train: Command, tmp_path: Path, family: str, kind: str
+) -> None:
+    """Keys of configuration and tensors are those of the authors' checkpoints."""
+    golden = shared("golden", family, "model")
+    code, out, err = train(f"recipe=tiny_{family}", *SHORT, "recipe.steps=50", "recipe.start=null")
+    assert code == 0 and err == "" and f"python -m pipeline model=tiny_{family} model.path=" in out
+    folder = tmp_path / "outputs" / "train" / f"tiny_{family}" / "model"
+    published, written = (json.loads((where / "config.json").read_text()) for where in (golden, folder))
+    assert written.keys() == published.keys() and written["model_type"] == kind
+    assert written["architectures"] == published["architectures"] and written["mask_token_id"] == 1
+    assert written.get("block_size") == (8 if family == "sdar" else None)
+    first, second = (
+        {re.sub(r"\d+", "N", name) for name in load_file(where / "model.safetensors")} for where in (golden, folder)
+    )
+    assert first == second
+
+
+def test_a_training_of_an_older_version_is_continued(train: Command, tmp_path: Path) -> None:
+    short = [*SHORT, "recipe.steps=50"]
+    assert train("run=old", *short)[0] == 0
+    file = tmp_path / "outputs" / "train" / "old" / "settings.json"
+    settings = json.loads(file.read_text())
+    for key in ("family", "block_size", "start"):
+        del settings["recipe"][key]
+    file.write_text(json.dumps(settings))
+    assert "is finished" in train("run=old", *short)[1]
+    assert "recipe.family=llama instead of dream" in train("run=old", *short, "recipe.family=dream")[2]
 
 
 @pytest.mark.parametrize("sweep", ["-m", "hydra.mode=MULTIRUN"])
@@ -268,10 +406,11 @@ def _environment() -> dict[str, str]:
 
 
 def test_the_shipped_weights_carry_their_card_and_stay_small() -> None:
-    for name in ("llada", "ar"):
+    for name in ("llada", "ar", "dream", "sdar"):
         folder: Path = ROOT / "adapters" / "tiny" / name
         assert (folder / "model.safetensors").stat().st_size <= 8 * 2**20
         record = json.loads((folder / "training.json").read_text())
         assert 1_000_000 <= record["parameters"] <= 4_000_000
         assert record["config"]["seed"] == 0 and record["seconds"] > 0
-    assert "python -m pipeline.train recipe=tiny" in (ROOT / "adapters" / "tiny" / "README.md").read_text()
+        command = f"`python -m pipeline.train recipe={'tiny' if name == 'llada' else f'tiny_{name}'}`"
+        assert command in (ROOT / "adapters" / "tiny" / "README.md").read_text()

@@ -1,0 +1,347 @@
+"""Write down what the authors' own code computes, in the authors' own environment, for `python -m pipeline.verify`.
+
+    python dump_reference.py --model GSAI-ML/LLaDA-8B-Instruct --family llada \\
+        --generate LLaDA/generate.py --out dump.safetensors
+
+One file, no import of ours: Python 3.8 or later, torch, transformers (4.38 to 4.57, what the model's code needs) and
+safetensors. The model's own code is run (trust_remote_code), so do this where you would run it anyway.
+
+The dump holds, as safetensors (T tokens, V vocabulary, N of the rows):
+    prompts.<i>            (T,)   ids of prompt i, rendered with the tokenizer's chat template if it has one
+    forwards.<name>.ids    (T,)   input of a forward
+    forwards.<name>.rows   (N,)   rows whose logits are kept, at most 32, evenly spread
+    forwards.<name>.logits (N, V) float32, *raw*: row r is what the network says at position r, never shifted
+    forwards.<name>.argmax (T,)   the largest logit of every row, -1 where none was computed
+    forwards.<name>.margin (T,)   float32, its distance to the second largest
+    decoded.<i>            (T,)   the answer to prompt i by the authors' decoder, without the prompt
+and one metadata entry, ``blockdiff_reference``, a JSON object: what was run, with which versions and settings.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import importlib.util
+import json
+import platform
+import sys
+import traceback
+
+FORMAT = 1
+PROMPTS = (
+    "What is 17 plus 25?",
+    "Tom has 4 bags with 6 pens each. He loses 5 pens. How many pens does he have now?",
+    "Write a Python function that returns the n-th Fibonacci number.",
+    "Name three rivers in Europe, separated by commas.",
+    "Translate into French: The weather is nice today, and we are going to the beach with our friends.",
+)
+ROWS = 32  # rows of logits kept a forward: 3 forwards of 32 rows of 152,000 float32 are 58 MB
+MASKS = {
+    "llada": 126336,
+    "llada_moe": 156895,
+    "llada2": 156895,
+    "dream": 151666,
+    "sdar": 151669,
+    "fast_dllm_v2": 151665,
+}
+BLOCKS = {"llada2": 32, "sdar": 4, "fast_dllm_v2": 32}  # families that attend by blocks, and their published block
+FAMILIES = (*MASKS, "causal")
+
+
+class DumpError(Exception):
+    """What went wrong, in one sentence."""
+
+
+def main():
+    options = parse()
+    try:
+        dump(options)
+    except DumpError as fault:
+        print("error: " + str(fault), file=sys.stderr)
+        return 2
+    return 0
+
+
+def parse():
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--model", required=True, help="hub id or folder")
+    parser.add_argument("--revision", help="commit of the hub id")
+    parser.add_argument("--family", required=True, choices=FAMILIES)
+    parser.add_argument("--out", required=True, help="the file to write, such as dump.safetensors")
+    parser.add_argument("--dtype", default="bfloat16", choices=("float32", "bfloat16", "float16"))
+    parser.add_argument("--device", default="cuda", help="cuda or cpu")
+    parser.add_argument("--generate", help="path of the authors' generate.py (llada, llada_moe, sdar)")
+    parser.add_argument("--length", type=int, default=64, help="slots of the answers, a multiple of the block")
+    parser.add_argument("--block", type=int, help="block size, if not the model's own")
+    parser.add_argument("--mask-id", type=int, help="id of the mask token, if not the family's")
+    return parser.parse_args()
+
+
+def dump(options):
+    """Run everything and write one file; a part that fails is left out and told, as long as a forward is left."""
+    tokenizer, model, config = load(options)
+    run = Run(options, tokenizer, model, config)
+    prompts = [encode(tokenizer, text) for text in PROMPTS]
+    tensors, forwards, decoded = {}, [], None
+    for number, ids in enumerate(prompts):
+        tensors[f"prompts.{number}"] = run.torch.tensor(ids)
+    for name, ids, start in run.inputs(prompts):
+        with telling(f"the forward '{name}'"):
+            keep(tensors, f"forwards.{name}.", ids, start, run.logits(ids, start), run.torch)
+            forwards.append({"name": name, "attend": run.attend(), "cached": start})
+    if not forwards:
+        raise DumpError(f"no forward of {options.model} worked: see above")
+    with telling("the authors' decoder"):
+        decoded = run.decode(prompts, tensors)
+    about = describe(options, run, tokenizer, forwards, decoded)
+    write(options.out, tensors, about)
+
+
+def load(options):
+    """Tokenizer, model and configuration, by the model's own code."""
+    try:
+        import torch
+        import transformers
+    except ImportError as error:
+        raise DumpError(f"{error}: install torch and transformers as the authors say") from error
+    if options.device.startswith("cuda") and not torch.cuda.is_available():
+        raise DumpError(f"--device={options.device}: torch sees no GPU here, use --device=cpu")
+    where = {"trust_remote_code": options.family != "causal", "revision": options.revision}
+    try:
+        config = transformers.AutoConfig.from_pretrained(options.model, **where)
+        tokenizer = transformers.AutoTokenizer.from_pretrained(options.model, **where)
+        mapped = getattr(config, "auto_map", None) or {}
+        only_body = mapped and "AutoModelForCausalLM" not in mapped  # Dream names its whole model AutoModel
+        loader = transformers.AutoModel if only_body else transformers.AutoModelForCausalLM
+        attention = {"attn_implementation": "sdpa"} if options.family == "llada2" else {}  # its eager path hides all
+        model = loader.from_pretrained(options.model, torch_dtype=getattr(torch, options.dtype), **attention, **where)
+    except Exception as error:
+        raise DumpError(
+            f"--model={options.model} could not be loaded ({first_line(error)}): use the versions its authors name, "
+            f"here are torch {torch.__version__} and transformers {transformers.__version__}"
+        ) from error
+    return tokenizer, model.to(options.device).eval(), config
+
+
+def encode(tokenizer, text):
+    """Ids of a question, up to where the answer starts."""
+    if not getattr(tokenizer, "chat_template", None):
+        return list(tokenizer(text)["input_ids"])
+    messages = [{"role": "user", "content": text}]
+    rendered = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+    return list(tokenizer(rendered, add_special_tokens=False)["input_ids"])
+
+
+class Run:
+    """The model with all that its forwards and its decoder need to know."""
+
+    def __init__(self, options, tokenizer, model, config):
+        import torch
+
+        self.torch, self.options, self.tokenizer, self.model = torch, options, tokenizer, model
+        self.family, self.device, self.length = options.family, options.device, options.length
+        own = getattr(config, "block_size", None) or getattr(config, "bd_size", None)
+        self.block = (options.block or own or BLOCKS[self.family]) if self.family in BLOCKS else None
+        stated = getattr(config, "mask_token_id", None) or getattr(tokenizer, "mask_token_id", None)
+        self.mask = options.mask_id if options.mask_id is not None else (stated or MASKS.get(self.family))
+        if self.length < 2 or (self.block and self.length % self.block):
+            raise DumpError(f"--length={self.length} is no multiple of the block, {self.block}")
+
+    def attend(self):
+        """What a position may see, counted from position 0."""
+        if self.block:
+            return {"pattern": "blocks", "first": 0, "size": self.block}
+        return {"pattern": "causal" if self.family == "causal" else "full", "first": 0, "size": 0}
+
+    def inputs(self, prompts):
+        """Three forwards as (name, ids, length of the cached prefix); what stands in the answer is arbitrary text."""
+        text = [id for ids in prompts for id in ids]  # ids that the model knows, in no sensible order
+        answer = [text[(7 * slot + 3) % len(text)] for slot in range(self.length)]
+        if self.family == "causal":
+            yield "prompt", prompts[0], 0
+            yield "answered", prompts[1] + answer, 0
+            yield "cached", prompts[2] + answer, len(prompts[2])
+            return
+        half = [token if slot % 2 else self.mask for slot, token in enumerate(answer)]
+        yield "masked", prompts[0] + [self.mask] * self.length, 0
+        yield "half", prompts[1] + half, 0
+        last = prompts[2] + half
+        if self.family in ("sdar", "fast_dllm_v2"):  # whose own code has a cache, exact for blocks
+            last = last[: len(last) - len(last) % self.block]
+            yield "cached", last, len(last) - self.block
+        else:
+            yield "last", prompts[2] + answer[: self.length // 2] + [self.mask] * (self.length // 2), 0
+
+    def logits(self, ids, start):
+        """Raw logits (T - start, V) of the positions from `start`, those before it read from a cache if it is not 0."""
+        torch = self.torch
+        row = torch.tensor([ids], device=self.device)
+        with torch.no_grad():
+            found = self.call(row, start)
+        if tuple(found.shape[:2]) != (1, len(ids) - start):
+            raise DumpError(f"the model gave logits of shape {tuple(found.shape)} for {len(ids) - start} tokens")
+        return found[0].float().cpu()
+
+    def call(self, row, start):
+        torch, model, length = self.torch, self.model, row.shape[1]
+        places = torch.arange(length, device=self.device)[None]
+        if self.family in ("llada", "llada_moe", "dream"):
+            return model(row).logits
+        if self.family == "llada2":
+            mask = self.visible(length).to(next(model.parameters()).dtype).log()[:, None]  # 0 and -inf, (1, 1, T, T)
+            return model(row, attention_mask=mask, position_ids=places).logits
+        if self.family == "sdar":
+            from transformers.cache_utils import DynamicCache
+
+            cache, mask = DynamicCache(), self.visible(length)
+            if start:
+                model(row[:, :start], attention_mask=mask[:, :start, :start], position_ids=places[:, :start],
+                      past_key_values=cache, use_cache=True, store_kv=True)  # fmt: skip
+            return model(row[:, start:], attention_mask=mask[:, start:], position_ids=places[:, start:],
+                         past_key_values=cache, use_cache=True, store_kv=not start).logits  # fmt: skip
+        if self.family == "fast_dllm_v2":
+            if not start:
+                return model(input_ids=row, use_cache=True, update_past_key_values=True, block_size=self.block).logits
+            held = model(input_ids=row[:, :start], use_cache=True, update_past_key_values=True, block_size=self.block)
+            return model(input_ids=row[:, start:], use_cache=True, past_key_values=held.past_key_values,
+                         update_past_key_values=False, block_size=self.block).logits  # fmt: skip
+        if not start:
+            return model(row, use_cache=False).logits
+        held = model(row[:, :start], use_cache=True).past_key_values
+        return model(row[:, start:], past_key_values=held, use_cache=True).logits
+
+    def visible(self, length):
+        """(1, T, T) bool: a position sees its own block and those before it."""
+        block = self.torch.arange(length, device=self.device) // self.block
+        return (block[None, :] <= block[:, None])[None]
+
+    # ---- decoding ----------------------------------------------------------------------------------------------------
+
+    def decode(self, prompts, tensors):
+        """Decode every prompt greedily; returns what was called with which arguments, and our words for them."""
+        call, settings, ours = self.decoder()
+        if call is None:
+            return None
+        for number, ids in enumerate(prompts):
+            row = self.torch.tensor([ids], device=self.device)
+            with self.torch.no_grad():
+                found = call(row)
+            found = getattr(found, "sequences", found)
+            out = [int(token) for token in (found[0] if found.ndim == 2 else found)]
+            answer = out[len(ids) :] if out[: len(ids)] == ids else out  # LLaDA2's comes without the prompt
+            tensors[f"decoded.{number}"] = self.torch.tensor(answer, dtype=self.torch.int64)
+        return {"settings": settings, "ours": ours, "gen_length": self.length}
+
+    def decoder(self):
+        """(function of a row, its arguments, the same in our options or None where nothing of ours is equal)."""
+        length, block, model = self.length, self.block, self.model
+        if self.family in ("llada", "llada_moe"):
+            generate = self.of_file("generate")
+            arguments = {"steps": length, "gen_length": length, "block_length": min(32, length), "temperature": 0.0,
+                         "cfg_scale": 0.0, "remasking": "low_confidence", "mask_id": self.mask}  # fmt: skip
+            ours = {"sampler": "confidence", "block_size": min(32, length), "steps": length}
+            return generate and (lambda row: generate(model, row, **arguments)), arguments, ours
+        if self.family == "sdar":
+            generate = self.of_file("block_diffusion_generate")
+            arguments = {"gen_length": length, "block_length": block, "denoising_steps": block, "temperature": 1.0,
+                         "top_k": 1, "top_p": 1.0, "remasking_strategy": "low_confidence_static",
+                         "confidence_threshold": 0.85, "mask_id": self.mask}  # fmt: skip
+            return generate and (lambda row: generate(model, {"input_ids": row}, **arguments)), arguments, None
+        if self.family == "dream":
+            arguments = {"max_new_tokens": length, "steps": length, "temperature": 0.0, "alg": "entropy"}
+            return (lambda row: model.diffusion_generate(row, **arguments)), arguments, None
+        if self.family == "llada2":
+            arguments = {"gen_length": length, "block_length": block, "steps": block, "temperature": 0.0,
+                         "eos_early_stop": False}  # fmt: skip
+            return (lambda row: model.generate(inputs=row, **arguments)), arguments, None
+        if self.family == "fast_dllm_v2":
+            arguments = {"max_new_tokens": length, "block_size": block, "small_block_size": min(8, block),
+                         "threshold": 0.9}  # fmt: skip
+            return (lambda row: model.generate(row, tokenizer=self.tokenizer, **arguments)), arguments, None
+        arguments = {"max_new_tokens": length, "do_sample": False}
+        ours = {"sampler": "autoregressive"}
+        return (lambda row: model.generate(row, attention_mask=self.torch.ones_like(row), **arguments)), arguments, ours
+
+    def of_file(self, name):
+        """A function of the file named by --generate; None, with a note, if none is named."""
+        path = self.options.generate
+        if not path:
+            print("note: --generate is not given, so no answers are decoded", file=sys.stderr)
+            return None
+        sys.path.insert(0, path.rpartition("/")[0] or ".")  # what it imports lies beside it
+        spec = importlib.util.spec_from_file_location("authors_generate", path)
+        if spec is None or spec.loader is None:
+            raise DumpError(f"--generate={path} is no Python file")
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        if not hasattr(module, name):
+            raise DumpError(f"--generate={path} has no function {name}")
+        return getattr(module, name)
+
+
+def keep(tensors, prefix, ids, start, logits, torch):
+    """File a forward: all of its argmaxes, and the logits of a spread of its rows."""
+    count = min(ROWS, len(logits))
+    rows = torch.linspace(0, len(logits) - 1, count).round().long()
+    best = logits.topk(2, dim=-1)
+    unknown = torch.full((start,), -1)
+    tensors[prefix + "ids"] = torch.tensor(ids)
+    tensors[prefix + "rows"] = rows + start
+    tensors[prefix + "logits"] = logits[rows].contiguous()
+    tensors[prefix + "argmax"] = torch.cat((unknown, best.indices[:, 0]))
+    tensors[prefix + "margin"] = torch.cat((unknown.float(), best.values[:, 0] - best.values[:, 1]))
+
+
+def describe(options, run, tokenizer, forwards, decoded):
+    import transformers
+
+    return {
+        "format": FORMAT,
+        "family": options.family,
+        "model": options.model,
+        "revision": options.revision or getattr(run.model.config, "_commit_hash", None),
+        "dtype": options.dtype,
+        "device": run.torch.cuda.get_device_name() if options.device.startswith("cuda") else options.device,
+        "versions": {
+            "python": platform.python_version(),
+            "torch": run.torch.__version__,
+            "transformers": transformers.__version__,
+        },
+        "rows": "raw",
+        "mask_id": run.mask,
+        "chat_template": bool(getattr(tokenizer, "chat_template", None)),
+        "prompts": [{"text": text} for text in PROMPTS],
+        "forwards": forwards,
+        "decoding": decoded,
+    }
+
+
+def write(path, tensors, about):
+    from safetensors.torch import save_file
+
+    try:
+        save_file(tensors, path, metadata={"blockdiff_reference": json.dumps(about)})
+    except Exception as error:
+        raise DumpError(f"--out={path} could not be written: {first_line(error)}") from error
+    answers = sum(name.startswith("decoded.") for name in tensors)
+    print(f"wrote {path}: {len(about['forwards'])} forwards, {answers} answers")
+
+
+@contextlib.contextmanager
+def telling(what):
+    """Go on without a part that fails, and say so."""
+    try:
+        yield
+    except DumpError as fault:
+        print(f"warning: {what} is left out: {fault}", file=sys.stderr)
+    except Exception as error:
+        traceback.print_exc()
+        print(f"warning: {what} is left out: {first_line(error)}", file=sys.stderr)
+
+
+def first_line(error):
+    return "{}: {}".format(type(error).__name__, str(error).strip().partition("\n")[0])
+
+
+if __name__ == "__main__":
+    sys.exit(main())
