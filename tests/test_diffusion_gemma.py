@@ -129,7 +129,7 @@ def test_each_row_of_a_group_is_conditioned_on_its_own_previous_logits_or_on_non
     first = _denoise(adapter, PROMPTS)
     adapter.carry(1, first[1] / 0.8)
     second = _denoise(adapter, PROMPTS)
-    torch.testing.assert_close(first[0], second[0], rtol=0, atol=1e-6)  # threads may round differently
+    torch.testing.assert_close(first[0], second[0], rtol=0, atol=1e-5)  # threads may round differently
     cache, _ = _native_pass(native, 1, PROMPTS[1])
     canvas = torch.tensor([_tokens(1, PROMPTS[1] + CANVAS)[-CANVAS:]])
     wanted = native(decoder_input_ids=canvas, cache=cache, self_conditioning_logits=first[1:2] / 0.8).logits[0]
