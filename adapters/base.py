@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import torch
 
-from adapters.readout import ReadOut
+from adapters.readout import Head, ReadOut
 from adapters.text import TextCodec
-from samplers import FULL, Attend, Forward, ModelFacts, Prediction
+from samplers import FULL, Attend, Forward, Guidance, ModelFacts, Prediction
 
 
 @dataclass(slots=True)
@@ -50,7 +50,8 @@ class MaskedLMAdapter(Protocol):
 def group_key(forward: Forward) -> tuple:
     """Forwards of equal key may share one call."""
     attend = forward.attend.pattern if forward.attend else None
-    return (forward.role, attend, len(forward.context) > 0, forward.law, forward.ask)
+    scale = forward.guidance.scale if forward.guidance else None
+    return (forward.role, attend, len(forward.context) > 0, scale, forward.law, forward.ask)
 
 
 @dataclass(slots=True)
@@ -122,6 +123,8 @@ class DeviceAdapter(ABC):
         self._update_canvas(ordered)
         group = self._group(ordered)
         hidden = self.hidden(group)
+        if group.forwards[0].guidance:
+            hidden = torch.cat((hidden, self.hidden(self._unconditional(group))), -1)
         if not any(len(f.want) for f in group.forwards):
             return [Prediction((), {}, {}) for _ in requests]
         said = dict(zip(group.lines, _split(self._read(group, hidden), group.forwards), strict=True))
@@ -135,7 +138,31 @@ class DeviceAdapter(ABC):
         draws = [f.draw for f in forwards for _ in f.want]
         member, slot, draw = torch.tensor([members, slots, draws], device=self.device)
         wanted = hidden[member, slot - self.facts.shift - group.starts[member]]
-        return self.read_out(wanted, self.head, forwards[0], self.streams[group.rows[member]], slot, draw)
+        head = _guided(self.head, forwards[0].guidance)
+        return self.read_out(wanted, head, forwards[0], self.streams[group.rows[member]], slot, draw)
+
+    def _unconditional(self, group: Group) -> Group:
+        """The group's copy for guidance: some slots show the mask, nothing is stored."""
+        hidden = [(f.guidance.hidden.start, f.guidance.hidden.stop) for f in group.forwards if f.guidance]
+        starts, stops = torch.tensor(hidden, device=self.device).T[:, :, None]
+        blank = (group.positions >= starts) & (group.positions < stops)
+        forwards = [replace(forward, store=range(0), keep=None) for forward in group.forwards]
+        return replace(
+            group, forwards=forwards, stores=group.stores * 0, ids=group.ids.masked_fill(blank, self._mask_id)
+        )
+
+    @property
+    def _mask_id(self) -> int:
+        assert self.facts.mask_id is not None
+        return self.facts.mask_id
+
+    @torch.inference_mode()
+    def logits(self, tokens: Sequence[int], rows: Sequence[int], attend: Attend | None = None) -> torch.Tensor:
+        """Raw logits (N, V) in float32 at ``rows`` of one sequence; forgets all rows in flight."""
+        self.open(1, len(tokens))
+        self.place(0, tokens, 0)
+        group = self._group([Request(0, Forward(range(len(tokens)), attend=attend), [], [])])
+        return self.head(self.hidden(group)[0, list(rows)]).float()
 
     def _update_canvas(self, requests: Sequence[Request]) -> None:
         rows = [r.row for r in requests for _ in r.changed]
@@ -165,6 +192,18 @@ class DeviceAdapter(ABC):
             ids=self.canvas[rows[:, None], positions],
             padded=min(widths) < max(widths),
         )
+
+
+def _guided(head: Head, guidance: Guidance | None) -> Head:
+    """A head for pairs of hidden states, with and without the condition, side by side."""
+    if guidance is None:
+        return head
+
+    def pair(hidden: torch.Tensor) -> torch.Tensor:
+        with_condition, without = (head(part) for part in hidden.chunk(2, -1))
+        return without + (guidance.scale + 1) * (with_condition - without)
+
+    return pair
 
 
 def _numbers(row: int, forward: Forward) -> tuple[int, ...]:

@@ -36,6 +36,7 @@ class SamplerOptions:
     steps: int | None = None
     tokens_per_step: int | None = None
     threshold: float | None = None
+    factor: float | None = None
     order: str | None = None
     remask_ratio: float | None = None
     cache: str | None = None
@@ -44,6 +45,8 @@ class SamplerOptions:
     top_k: int | None = None
     eos: str | None = None
     early_stop: bool | None = None
+    cfg_scale: float | None = None
+    compat: str | None = None
 
 
 @dataclass

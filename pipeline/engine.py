@@ -39,7 +39,7 @@ class Run(NamedTuple):
 
     kind: Kind
     role: Role
-    window: int  # slots run
+    window: int  # slots run, those of copies too
     cached: int  # slots of context
 
 
@@ -190,7 +190,7 @@ class Engine:
         """Bill the forward, hand the prediction over, fetch the next wish; True once the sequence is done."""
         outcome, state, forward = row.outcome, row.state, row.pending
         kind = Kind.PREFILL if forward.window.stop <= state.prompt_length else forward.kind
-        outcome.log.append(Run(kind, forward.role, len(forward.window), len(forward.context)))
+        outcome.log.append(Run(kind, forward.role, len(forward.window) * forward.copies, len(forward.context)))
         state.forwards += 1
         done = self._proceed(row, prediction)
         if outcome.task.traced:
@@ -256,6 +256,8 @@ def _impossible(forward: Forward, state: DecodeState) -> str | None:
         return "the sampler asked for an empty window"
     if error := _unstorable(forward, len(state.tokens)):
         return error
+    if forward.guidance and (forward.context or forward.store or state.model.mask_id is None):
+        return "guidance needs a model with a mask token, and a window that reads and stores no keys"
     if not window.start <= low <= high < window.stop:
         return f"the sampler wants slots {min(want)}..{max(want)}, whose rows lie outside {window}"
     return _unserved(forward.attend, state.model)

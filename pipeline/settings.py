@@ -84,6 +84,8 @@ def resolve(
     try:
         cls.check(model)
         sampler = cls(**values)
+        if isinstance(sampler, BlockDiffusionSampler):
+            sampler.refuse_misfit(model)
     except (ValueError, TypeError) as error:
         raise UserError(str(error)) from error
     for entry in fields(cls):

@@ -4,7 +4,7 @@ from samplers.autoregressive import AutoregressiveSampler
 from samplers.base import BlockDiffusionSampler, Decoding, Sampler
 from samplers.cache import CACHES, CachePolicy
 from samplers.confidence import ConfidenceSampler
-from samplers.forward import CAUSAL, FULL, Attend, Forward, Kind, Law, Prediction, Role
+from samplers.forward import CAUSAL, FULL, Attend, Forward, Guidance, Kind, Law, Prediction, Role
 from samplers.state import DecodeState, ModelFacts, stream_key, uniform
 from samplers.threshold import ThresholdSampler
 
@@ -25,6 +25,7 @@ __all__ = [
     "DecodeState",
     "Decoding",
     "Forward",
+    "Guidance",
     "Kind",
     "Law",
     "ModelFacts",

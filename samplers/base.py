@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import ClassVar
 
 from samplers.cache import CACHES, CachePolicy
-from samplers.forward import Attend, Forward, Law, Prediction
+from samplers.forward import Attend, Forward, Guidance, Law, Prediction
 from samplers.rules import ORDERS, due
 from samplers.state import DecodeState, ModelFacts
 
@@ -86,6 +87,7 @@ class BlockDiffusionSampler(Sampler):
         order: which undecided slot goes first, see `samplers.rules.ORDERS`.
         cache: name of a cache policy.
         early_stop: stop after a block once an end token is final. Off in the published LLaDA and Fast-dLLM.
+        cfg_scale: classifier-free guidance against a copy whose prompt is masked, see `Guidance`; 0 is none.
     """
 
     attentions: ClassVar[frozenset[str]] = frozenset({"full", "blocks"})
@@ -95,12 +97,18 @@ class BlockDiffusionSampler(Sampler):
     order: str = "probability"
     cache: str = "none"
     early_stop: bool = False
+    cfg_scale: float = 0.0
 
     def __post_init__(self) -> None:
         super().__post_init__()
         refuse_unless(self.block_size >= 1, "block_size", self.block_size, "a whole number from 1 up")
         refuse_unless(self.steps >= 1, "steps", self.steps, "a whole number from 1 up")
         refuse_unless(self.order in ORDERS, "order", self.order, f"one of {', '.join(ORDERS)}")
+        refuse_unless(0 <= self.cfg_scale < math.inf, "cfg_scale", self.cfg_scale, "0, or a finite number above it")
+        if self.cfg_scale and self.cache != "none":
+            raise ValueError(
+                f"sampler.cfg_scale={self.cfg_scale} does not go with sampler.cache={self.cache}: use none"
+            )
         refuse_unless(self.cache in CACHES, "cache", self.cache, f"one of {', '.join(CACHES)}")
 
     @classmethod
@@ -112,18 +120,37 @@ class BlockDiffusionSampler(Sampler):
                 "use sampler=autoregressive, or a diffusion model"
             )
 
+    def refuse_misfit(self, model: ModelFacts) -> None:
+        """Refuse a model that the method can decode, but not with these settings.
+
+        Raises:
+            ValueError: naming the setting and what would be right.
+        """
+        policy = CACHES[self.cache]
+        if model.attention not in policy.attentions:
+            usable = [name for name, other in CACHES.items() if model.attention in other.attentions]
+            raise ValueError(
+                f"sampler.cache={self.cache} is for {' or '.join(sorted(policy.attentions))} attention, the model "
+                f"attends by {model.attention}: use {' or '.join(usable)}"
+            )
+
     def decode(self, state: DecodeState) -> Decoding:
         policy: CachePolicy = CACHES[self.cache]
         law, ask, attend = self.law(state), self.statistics(), self.attend(state)
-        yield from policy.prefill(state)
-        for block in state.blocks(self.block_size):
+        guidance = Guidance(self.cfg_scale, range(state.prompt_length)) if self.cfg_scale else None
+        blocks = list(state.blocks(self.block_size))
+        for forward in policy.prefill(state, blocks[0]) if blocks else ():
+            yield replace(forward, attend=attend)
+        for block in blocks:
             for step in range(self.steps_per_block(state)):
-                if self.finished(state, block):
+                if self.finished(state, block, step):
                     break
-                forward = policy.forward(state, block, step, self.wanted(state, block))
-                prediction = yield replace(forward, attend=attend, law=law, ask=ask, draw=state.forwards)
+                forward = policy.forward(state, block, step, self.wanted(state, block, step))
+                forward = replace(forward, attend=attend, guidance=guidance)
+                prediction = yield replace(forward, law=law, ask=ask, draw=state.forwards)
                 self.update_state(state, prediction, step)
-            yield from policy.commit(state, block)
+            for forward in policy.commit(state, block):
+                yield replace(forward, attend=attend)
             if self.early_stop and state.ended(block.stop):
                 return
 
@@ -131,12 +158,12 @@ class BlockDiffusionSampler(Sampler):
     def update_state(self, state: DecodeState, prediction: Prediction, step: int) -> None:
         """Commit (or take back) slots in the light of a prediction; ``step`` counts from 0 inside the block."""
 
-    def wanted(self, state: DecodeState, block: range) -> Sequence[int]:
+    def wanted(self, state: DecodeState, block: range, step: int) -> Sequence[int]:
         """Slots whose prediction a step reads: the block's undecided ones."""
         return state.masked_in(block)
 
-    def finished(self, state: DecodeState, block: range) -> bool:
-        """Whether a block needs no further step: no mask is left."""
+    def finished(self, state: DecodeState, block: range, step: int) -> bool:
+        """Whether a block does without step ``step`` and all later ones: no mask is left."""
         return not any(state.mask[block.start : block.stop])
 
     def statistics(self) -> frozenset[str]:

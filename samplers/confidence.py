@@ -32,10 +32,10 @@ class ConfidenceSampler(BlockDiffusionSampler):
         super().__post_init__()
         refuse_unless(0 <= self.remask_ratio < 1, "remask_ratio", self.remask_ratio, "from 0 to below 1")
 
-    def finished(self, state: DecodeState, block: range) -> bool:
+    def finished(self, state: DecodeState, block: range, step: int) -> bool:
         return False
 
-    def wanted(self, state: DecodeState, block: range) -> Sequence[int]:
+    def wanted(self, state: DecodeState, block: range, step: int) -> Sequence[int]:
         if self.remask_ratio == 0:
             return state.masked_in(block)
         return range(max(block.start, state.prompt_length), block.stop)

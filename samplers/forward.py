@@ -61,6 +61,19 @@ GREEDY = Law()
 
 
 @dataclass(frozen=True, slots=True)
+class Guidance:
+    """Classifier-free guidance: logits = u + (scale + 1) (c - u), with u of a copy of the window that lacks `hidden`.
+
+    Attributes:
+        scale: 0 is none.
+        hidden: slots that the copy shows as masks.
+    """
+
+    scale: float
+    hidden: range
+
+
+@dataclass(frozen=True, slots=True)
 class Forward:
     """One run of the model on a window of slots; slots are absolute positions, the prompt included.
 
@@ -74,6 +87,7 @@ class Forward:
             tree; with slots in place already, or none, a crop. Keys keep the rotary position they were computed at.
             None changes nothing.
         attend: visibility inside the window; None is the model's own pattern, if that is full or causal.
+        guidance: runs a second copy of the window along, which is never stored; needs a window without context.
         law: how tokens are drawn; `draw` numbers the draws of this sequence.
         ask: further statistics of the wanted slots, out of ``margin`` and ``entropy``.
         kind, role: see "Counting" in docs/metrics.md.
@@ -85,11 +99,17 @@ class Forward:
     store: range = range(0)
     keep: Sequence[int] | None = None
     attend: Attend | None = None
+    guidance: Guidance | None = None
     law: Law = GREEDY
     draw: int = 0
     ask: frozenset[str] = frozenset()
     kind: Kind = Kind.DENOISE
     role: Role = Role.TARGET
+
+    @property
+    def copies(self) -> int:
+        """Of the window that run along in this one forward."""
+        return 2 if self.guidance else 1
 
 
 @dataclass(slots=True)

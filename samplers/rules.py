@@ -43,3 +43,23 @@ def due(undecided: int, steps_left: int) -> int:
     Repeated, it gives LLaDA's quota list ``m // s + (j < m % s)`` (arXiv 2502.09992, reference code).
     """
     return -(-undecided // steps_left)
+
+
+def within_factor(confidences: Sequence[float], factor: float) -> int:
+    """How many of the surest tokens to commit at once, at least 1: the largest n with (n + 1) (1 - c_n) < factor.
+
+    Fast-dLLM's factor rule (arXiv 2505.22618, theorem 1): so sure tokens are jointly the likeliest too.
+
+    Args:
+        confidences: of the candidates, descending.
+    """
+    passing = [n for n, confidence in enumerate(confidences, 1) if (n + 1) * (1 - confidence) < factor]
+    return max(passing, default=1)
+
+
+def within_factor_as_published(confidences: Sequence[float], factor: float) -> int:
+    """`within_factor` as Fast-dLLM's code has it: it stops at the first failure, the last candidate never fails."""
+    limits = [-1.0, *(1 - factor / (n + 1) for n in range(2, len(confidences) + 1))]
+    last = len(confidences) - 1
+    taken = next((i for i, (c, limit) in enumerate(zip(confidences, limits, strict=True)) if c < limit), last)
+    return taken + 1 if taken in (0, last) else taken

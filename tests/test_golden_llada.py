@@ -21,17 +21,15 @@ from pipeline.engine import Engine, Outcome, Task
 from samplers import BlockDiffusionSampler, ConfidenceSampler, DecodeState, Prediction, ThresholdSampler
 from tests.shared import SHARED, shared
 
-FILES = ("llada/cases.json", "llada/cases_fastdllm_D.json")
+FILES = ("cases.json", "cases_fastdllm_A.json", "cases_fastdllm_B.json", "cases_fastdllm_D.json")
 
 
 def _cases() -> Iterator[Any]:
-    """Every case of this form: unseeded, without guidance, without a cache, quota or threshold."""
+    """Every unseeded case."""
     for file in FILES:
-        path = SHARED / "golden" / file
+        path = SHARED / "golden" / "llada" / file
         for case in json.loads(path.read_text())["cases"] if path.exists() else []:
-            settings = case["settings"]
-            unserved = settings.get("cfg_scale") or settings.get("cache", "none") != "none" or "factor" in settings
-            if "seed" not in case and not unserved:
+            if "seed" not in case:
                 yield pytest.param(case, id=case["name"])
 
 
@@ -43,14 +41,19 @@ def _adapter(end_ids: tuple[int, ...] | None = None) -> DeviceAdapter:
 
 def _sampler(settings: dict[str, Any]) -> tuple[BlockDiffusionSampler, tuple[int, ...] | None]:
     """The authors' arguments in our words, with the end ids their code has in it."""
-    common = {"block_size": settings["block_length"], "steps": settings["steps"]}
-    if "threshold" in settings:
-        return ThresholdSampler(threshold=settings["threshold"], **common), None
+    common = {
+        "block_size": settings["block_length"],
+        "steps": settings["steps"],
+        "cache": settings.get("cache", "none"),
+    }
+    rules = {name: settings[name] for name in ("threshold", "factor") if name in settings}
+    if rules:
+        return ThresholdSampler(**rules, **common, compat=f"fastdllm_{settings['version'].lower()}"), None
     if settings.get("logits_eos_inf"):  # their code bans the one end token only
         return ConfidenceSampler(eos="never", **common), (settings["eos_id"],)
     if settings.get("confidence_eos_eot_inf"):
         return ConfidenceSampler(eos="last", **common), (settings["eos_id"], settings["eot_id"])
-    return ConfidenceSampler(**common), None
+    return ConfidenceSampler(cfg_scale=settings.get("cfg_scale", 0.0), **common), None
 
 
 def _decode(
@@ -134,4 +137,4 @@ def _chose_among_equals(outcome: Outcome, sampler: BlockDiffusionSampler, end_id
 def test_golden_files_are_where_ci_has_them() -> None:
     """Without the files every case above would vanish silently."""
     path: Path = shared("golden", "llada", "cases.json")
-    assert len(list(_cases())) >= 14, path
+    assert len(list(_cases())) >= 91, path
