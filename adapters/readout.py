@@ -52,7 +52,8 @@ class ReadOut:
 
     def chunk(self, law: Law) -> int:
         """Slots whose logits fit the budget under this law."""
-        copies = SAMPLED_COPIES if law.temperature > 0 else GREEDY_COPIES
+        plain = law.temperature == 0 and law.judged != "filtered"
+        copies = GREEDY_COPIES if plain else SAMPLED_COPIES
         return max(1, self.bytes // (4 * self.vocab_size * copies))
 
     def _statistics(
@@ -64,6 +65,7 @@ class ReadOut:
         logits = logits.to(torch.promote_types(own, torch.float32))  # the narrow copy is let go
         _rule_out(logits, law.banned)
         token = self._draw(logits, law, counters)
+        logits = _judged(logits, law)
         _rule_out(logits, law.unsure)
         if self.confidence_dtype == "model":
             logits = logits.to(own)  # exact: they were of it
@@ -120,16 +122,40 @@ def sample(logits: torch.Tensor, law: Law, uniform: torch.Tensor) -> torch.Tenso
 
     logits (n, V), uniform (n,) in (0, 1) -> (n,).
     """
-    tempered = (logits - logits.amax(-1, keepdim=True)).div_(law.temperature)  # at most 0: no temperature overflows
-    if law.top_k is not None and law.top_k < tempered.shape[-1]:
-        least = tempered.topk(law.top_k, dim=-1).values[:, -1:]
-        tempered = tempered.masked_fill(tempered < least, -torch.inf)
-    if law.top_p is not None and law.top_p < 1:
-        tempered = _nucleus(tempered, law.top_p)
+    tempered = _filtered(_tempered(logits, law), law)
     cdf = tempered.softmax(-1).double().cumsum(-1)
     target = uniform.double() * cdf[:, -1]
     reached = torch.searchsorted(cdf, target[:, None])[:, 0]  # the first id to reach it: never one of probability 0
     return reached.clamp_(max=logits.shape[-1] - 1)  # a law that is not a number reaches nothing
+
+
+def _judged(logits: torch.Tensor, law: Law) -> torch.Tensor:
+    """Logits (n, V) of the law that confidence, margin and entropy are of."""
+    if law.judged == "raw":
+        return logits
+    tempered = _tempered(logits, law) if law.temperature > 0 else logits
+    return _filtered(tempered, law) if law.judged == "filtered" else tempered
+
+
+def _tempered(logits: torch.Tensor, law: Law) -> torch.Tensor:
+    return (logits - logits.amax(-1, keepdim=True)).div_(law.temperature)  # at most 0: no temperature overflows
+
+
+def _filtered(logits: torch.Tensor, law: Law) -> torch.Tensor:
+    for cut in (_within_nucleus, _best) if law.nucleus_first else (_best, _within_nucleus):
+        logits = cut(logits, law)
+    return logits
+
+
+def _best(logits: torch.Tensor, law: Law) -> torch.Tensor:
+    if law.top_k is None or law.top_k >= logits.shape[-1]:
+        return logits
+    least = logits.topk(law.top_k, dim=-1).values[:, -1:]
+    return logits.masked_fill(logits < least, -torch.inf)
+
+
+def _within_nucleus(logits: torch.Tensor, law: Law) -> torch.Tensor:
+    return logits if law.top_p is None or law.top_p == 1 else _nucleus(logits, law.top_p)
 
 
 def _nucleus(logits: torch.Tensor, top_p: float) -> torch.Tensor:

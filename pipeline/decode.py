@@ -97,7 +97,7 @@ def decode_with(cfg: DictConfig, prompt: str, overridden: Sequence[str] = ()) ->
         raise UserError(f"prompt={prompt!r}: {error}") from error
     adapter = load_model(description, torch.device(device_type(accelerator)), options["engine"]["logits_mib"])
     task = Task(0, ids, settings.gen_length, stream_key(cfg.seed, 0), traced=True)
-    (outcome,) = Engine(adapter, settings.sampler, max_rows=1).decode([task], len(ids) + settings.gen_length)
+    (outcome,) = Engine(adapter, settings.sampler, max_rows=1).decode([task], settings.slots([ids], description.facts))
     if outcome.state is None or outcome.failure:
         raise UserError(f"prompt={prompt!r}: {outcome.error}")
     canvas = decided(outcome.state)

@@ -22,7 +22,7 @@ class Task:
     Attributes:
         index: the caller's name for it.
         prompt: ids.
-        length: slots of the canvas.
+        length: tokens asked for; the sampler may take a longer canvas.
         stream: key of its random numbers, see `samplers.stream_key`.
         traced: keep every forward with what it changed.
     """
@@ -147,15 +147,16 @@ class Engine:
 
     def _start(self, outcome: Outcome, row: int) -> _Live | None:
         task, facts = outcome.task, self.adapter.facts
-        total = len(task.prompt) + task.length
+        length = self.sampler.canvas_length(len(task.prompt), task.length, facts)
+        total = len(task.prompt) + length
         if facts.max_positions is not None and total > facts.max_positions:
             outcome.failure = "too_long"
             outcome.error = (
-                f"prompt of {len(task.prompt)} and canvas of {task.length} tokens exceed "
+                f"prompt of {len(task.prompt)} and canvas of {length} tokens exceed "
                 f"the model's {facts.max_positions} positions"
             )
             return None
-        outcome.state = DecodeState.masked(task.prompt, task.length, facts, task.stream)
+        outcome.state = DecodeState.masked(task.prompt, task.length, facts, task.stream, length)
         self.adapter.place(row, outcome.state.tokens, task.stream)
         decoding, began = self.sampler.decode(outcome.state), time.perf_counter()
         first = next(decoding, None)

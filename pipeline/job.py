@@ -119,8 +119,7 @@ class Job:
     @property
     def slots(self) -> int:
         """Length of the longest row that fits the model."""
-        longest = max(map(len, self.prompts)) + self.settings.gen_length
-        return min(longest, self.description.facts.max_positions or longest)
+        return self.settings.slots(self.prompts, self.description.facts)
 
 
 def prepare(cfg: DictConfig, overridden: Sequence[str] = (), in_sweep: bool = False) -> Job:

@@ -103,9 +103,10 @@ def _decoded(job: Job, outcome: Outcome, state: DecodeState) -> dict[str, Any]:
 
 
 def decided(state: DecodeState) -> list[int]:
-    """Canvas ids up to the first slot left undecided (early stop): a mask id is never part of an answer."""
+    """Of the ids asked for, those up to the first undecided slot (early stop): no answer holds a mask id."""
     first = state.prompt_length
-    undecided = next((slot for slot in state.canvas if state.mask[slot]), len(state.tokens))
+    last = first + state.asked
+    undecided = next((slot for slot in range(first, last) if state.mask[slot]), last)
     return state.tokens[first:undecided]
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
 
@@ -36,6 +36,12 @@ class Settings:
     values: dict[str, Any]
     sources: dict[str, str]
     dropped: dict[str, Any] = field(default_factory=dict)
+
+    def slots(self, prompts: Iterable[Sequence[int]], model: ModelFacts) -> int:
+        """Length of the longest row, prompt and canvas, that fits the model."""
+        lengths = {len(prompt) for prompt in prompts}
+        longest = max(n + self.sampler.canvas_length(n, self.gen_length, model) for n in lengths)
+        return min(longest, model.max_positions or longest)
 
 
 def sampler_class(target: str) -> type[Sampler]:
@@ -149,12 +155,12 @@ def _divide(
     block_size = values["block_size"]
     if block_size < 1:
         raise UserError(f"sampler.block_size={block_size} is out of range: use a whole number from 1 up")
-    if gen_length % block_size:
+    if gen_length % block_size and model.block_origin == "prompt":
         raise UserError(
             f"dataset.gen_length={gen_length} is not a multiple of sampler.block_size={block_size} "
             f"({sources['block_size']}): use {_multiples(gen_length, block_size)}, or another block size"
         )
-    _settle_steps(values, sources, gen_length, gen_length // block_size)
+    _settle_steps(values, sources, gen_length, -(-gen_length // block_size))
     return gen_length
 
 
@@ -189,14 +195,14 @@ def _settle_steps(values: dict[str, Any], sources: dict[str, str], gen_length: i
             )
         values["steps"], sources["steps"] = gen_length // parallel, "derived"
     if "steps" not in values:
-        values["steps"], sources["steps"] = gen_length, "default"
+        values["steps"], sources["steps"] = num_blocks * values["block_size"], "default"
     steps = values["steps"]
     if steps < 1:
         raise UserError(f"sampler.steps={steps} is out of range: use a whole number from 1 up")
     if steps % num_blocks:
         raise UserError(
             f"sampler.steps={steps} does not divide evenly over {num_blocks} blocks of "
-            f"sampler.block_size={gen_length // num_blocks}: use {_multiples(steps, num_blocks)}"
+            f"sampler.block_size={values['block_size']}: use {_multiples(steps, num_blocks)}"
         )
 
 

@@ -61,6 +61,10 @@ class Sampler(ABC):
                 f"which the model does not serve (it serves {', '.join(sorted(model.attentions))})"
             )
 
+    def canvas_length(self, prompt_length: int, asked: int, model: ModelFacts) -> int:
+        """Slots of the canvas where ``asked`` tokens are wanted behind a prompt: as many, but for whole blocks."""
+        return asked
+
     @abstractmethod
     def decode(self, state: DecodeState) -> Decoding:
         """Decode one sequence in place: yield what the model shall run, receive what it said."""
@@ -134,6 +138,12 @@ class BlockDiffusionSampler(Sampler):
                 f"attends by {model.attention}: use {' or '.join(usable)}"
             )
 
+    def canvas_length(self, prompt_length: int, asked: int, model: ModelFacts) -> int:
+        """Blocks counted from position 0 are always whole: the model was trained to see all masks of the last one."""
+        if model.block_origin == "prompt":
+            return asked
+        return asked + -(prompt_length + asked) % self.block_size
+
     def decode(self, state: DecodeState) -> Decoding:
         policy: CachePolicy = CACHES[self.cache]
         law, ask, attend = self.law(state), self.statistics(), self.attend(state)
@@ -183,8 +193,7 @@ class BlockDiffusionSampler(Sampler):
         Raises:
             ValueError: if that leaves a block without a step.
         """
-        canvas = len(state.canvas)
-        share = self.steps * min(self.block_size, canvas) // canvas
+        share = self.steps * min(self.block_size, state.asked) // state.asked
         refuse_unless(share >= 1, "steps", self.steps, f"at least one for each block of {self.block_size} slots")
         return share
 

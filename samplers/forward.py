@@ -48,6 +48,11 @@ class Law:
     The *confidence* is the probability of the token under the raw softmax, untempered and unfiltered as in LLaDA
     (arXiv 2502.09992, reference code). `banned` ids are also out of that softmax, ids in `unsure` are out of
     it only: they may be drawn, with confidence 0. The mask id is never drawn, whatever the law.
+
+    Attributes:
+        judged: law that confidence, margin and entropy are of: ``raw``, ``tempered``, or ``filtered``: tempered
+            and cut by `top_k` and `top_p` (Dream's code), also where the temperature is 0 and nothing is drawn.
+        nucleus_first: `top_p` before `top_k`, as in Dream's code.
     """
 
     temperature: float = 0.0
@@ -55,6 +60,8 @@ class Law:
     top_p: float | None = None
     banned: tuple[int, ...] = ()
     unsure: tuple[int, ...] = ()
+    judged: str = "raw"
+    nucleus_first: bool = False
 
 
 GREEDY = Law()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
@@ -45,35 +46,46 @@ class DecodeState:
         mask: True where a slot is undecided.
         confidences: of the last commit of a slot; 0.0 before, 1.0 for the prompt.
         prompt_length: first slot of the canvas.
+        asked: slots of the canvas that were asked for; whole blocks may take some more.
         model: what is true of the model.
         stream: key of this sequence's random numbers (see `uniform`).
         forwards: forwards made so far, kept by the engine.
         committed_at: forwards made when a slot got the token it holds; -1 for the prompt and undecided slots.
         revised: committed tokens that changed later.
         changes: slots changed since the engine last asked.
+        notes: what a sampler counts besides, for comparing with another project's own bookkeeping.
     """
 
     tokens: list[Token]
     mask: list[bool]
     confidences: list[float]
     prompt_length: int
+    asked: int
     model: ModelFacts
     stream: int = 0
     forwards: int = 0
     committed_at: list[int] = field(default_factory=list)
     revised: int = 0
     changes: list[int] = field(default_factory=list)
+    notes: Counter[str] = field(default_factory=Counter)
     _held: dict[int, Token] = field(default_factory=dict)  # what a remasked slot held
 
     @classmethod
-    def masked(cls, prompt: list[Token], length: int, model: ModelFacts, stream: int = 0) -> DecodeState:
-        """A prompt followed by ``length`` undecided slots. A mask id inside the prompt is text, not undecided."""
+    def masked(
+        cls, prompt: list[Token], asked: int, model: ModelFacts, stream: int = 0, length: int | None = None
+    ) -> DecodeState:
+        """A prompt followed by ``length`` undecided slots, by default those asked for.
+
+        A mask id inside the prompt is text, not undecided.
+        """
+        length = asked if length is None else length
         undecided = model.mask_id if model.mask_id is not None else 0
         return cls(
             tokens=[*prompt, *[undecided] * length],
             mask=[False] * len(prompt) + [True] * length,
             confidences=[1.0] * len(prompt) + [0.0] * length,
             prompt_length=len(prompt),
+            asked=asked,
             model=model,
             stream=stream,
             committed_at=[-1] * (len(prompt) + length),

@@ -20,6 +20,7 @@ from adapters.toy import LogitsAdapter, TableAdapter, ToyMaskedLMAdapter
 from adapters.transformer import TransformerAdapter
 from adapters.visibility import visibility
 from pipeline.engine import Engine, Outcome, Task
+from pipeline.rows import decided
 from samplers import (
     Attend,
     AutoregressiveSampler,
@@ -277,7 +278,7 @@ def test_blocks_must_be_told_to_a_block_causal_model() -> None:
         assert outcome.error is not None and said in outcome.error
 
 
-def test_blocks_counted_from_zero_keep_their_edges_where_the_row_ends_inside_a_block() -> None:
+def test_blocks_counted_from_zero_are_whole_where_fewer_tokens_are_asked_for() -> None:
     seen: list[Forward] = []
 
     class Watching(TableAdapter):
@@ -288,9 +289,9 @@ def test_blocks_counted_from_zero_keep_their_edges_where_the_row_ends_inside_a_b
     facts = ModelFacts(9, 8, frozenset(), attention="blocks", attentions=frozenset({"blocks"}), block_origin="zero")
     adapter = Watching(facts, lambda seen, slot: [0.0] * 9)
     outcome = decode(adapter, ThresholdSampler(block_size=4, steps=8, threshold=0.0), [Task(0, [1] * 5, 8)])[0]
-    assert [len(forward.window) for forward in seen] == [8, 12, 13]
+    assert [len(forward.window) for forward in seen] == [8, 12, 16]
     assert {forward.attend for forward in seen} == {Attend("blocks", 0, 4)}
-    assert told(outcome)[0] == [1] * 5 + [0] * 8
+    assert told(outcome)[0] == [1] * 5 + [0] * 11 and decided(outcome.state) == [0] * 8
 
 
 def test_logits_that_are_not_finite_fail_their_sample_only() -> None:
