@@ -13,7 +13,9 @@ from typing import Protocol
 
 import torch
 
-from adapters.readout import Head, ReadOut
+from adapters.readout import Head, OwnReadOuts, ReadOut
+from adapters.readouts import BUILT_IN, Memory, named
+from adapters.soft import SoftInputs, pack
 from adapters.text import TextCodec
 from samplers import FULL, Attend, Forward, Guidance, ModelFacts, Prediction
 
@@ -51,7 +53,7 @@ def group_key(forward: Forward) -> tuple:
     """Forwards of equal key may share one call."""
     attend = forward.attend.pattern if forward.attend else None
     scale = forward.guidance.scale if forward.guidance else None
-    return (forward.role, attend, len(forward.context) > 0, scale, forward.law, forward.ask)
+    return (forward.role, attend, len(forward.context) > 0, scale, bool(forward.inputs), forward.law, forward.ask)
 
 
 @dataclass(slots=True)
@@ -69,6 +71,7 @@ class Group:
     positions: torch.Tensor  # (B, W) slots
     ids: torch.Tensor  # (B, W)
     padded: bool  # whether any window is shorter than W
+    soft: SoftInputs | None = None
 
     @property
     def cached(self) -> bool:
@@ -108,10 +111,12 @@ class DeviceAdapter(ABC):
     def open(self, rows: int, slots: int) -> None:
         self.canvas = torch.zeros(rows, slots, dtype=torch.long, device=self.device)
         self.streams = torch.zeros(rows, dtype=torch.long, device=self.device)
+        self.memory = Memory(rows, slots, self.device)
 
     def place(self, row: int, tokens: Sequence[int], stream: int) -> None:
         self.canvas[row, : len(tokens)] = torch.tensor(tokens, device=self.device)
         self.streams[row] = stream - (1 << 64) if stream >= 1 << 63 else stream
+        self.memory.forget(row)
 
     def synchronize(self) -> None:
         if self.device.type == "cuda":
@@ -139,7 +144,12 @@ class DeviceAdapter(ABC):
         member, slot, draw = torch.tensor([members, slots, draws], device=self.device)
         wanted = hidden[member, slot - self.facts.shift - group.starts[member]]
         head = _guided(self.head, forwards[0].guidance)
-        return self.read_out(wanted, head, forwards[0], self.streams[group.rows[member]], slot, draw)
+        rivals = torch.tensor(_rivals(forwards), dtype=torch.long, device=self.device)
+        own = None
+        if named(forwards[0].ask):
+            places = [(line, slot) for line, f in zip(group.lines, forwards, strict=True) for slot in f.want]
+            own = OwnReadOuts(forwards[0].ask, self.memory, places)
+        return self.read_out(wanted, head, forwards[0], self.streams[group.rows[member]], slot, draw, rivals, own)
 
     def _unconditional(self, group: Group) -> Group:
         """The group's copy for guidance: some slots show the mask, nothing is stored."""
@@ -191,6 +201,7 @@ class DeviceAdapter(ABC):
             positions=positions,
             ids=self.canvas[rows[:, None], positions],
             padded=min(widths) < max(widths),
+            soft=pack(forwards, self.device),
         )
 
 
@@ -212,19 +223,36 @@ def _numbers(row: int, forward: Forward) -> tuple[int, ...]:
     return row, *spans, attend.first, attend.size
 
 
+def _rivals(forwards: Sequence[Forward]) -> list[list[int]]:
+    """Ids asked besides the token, (N, k): as many a slot as the one with most has, filled up with id 0."""
+    asked = [list(forward.rivals.get(slot, ())) for forward in forwards for slot in forward.want]
+    most = max(map(len, asked))
+    return [ids + [0] * (most - len(ids)) for ids in asked]
+
+
 def _split(columns: list[list[float]], forwards: Sequence[Forward]) -> list[Prediction]:
-    """Columns of all wanted slots (token, confidence, finite, then what was asked) to one prediction a request."""
-    ask = forwards[0].ask
+    """Columns of all wanted slots (token, confidence, finite, what was asked) to one prediction a request."""
     predictions, start = [], 0
+    rivals = max(len(forward.rivals.get(slot, ())) for forward in forwards for slot in forward.want)
     for forward in forwards:
-        slots = forward.want
-        part = [column[start : start + len(slots)] for column in columns]
-        start += len(slots)
-        prediction = Prediction(slots, dict(zip(slots, map(int, part[0]))), dict(zip(slots, part[1])))
-        prediction.finite = all(part[2])
-        if "margin" in ask:
-            prediction.margin = dict(zip(slots, part[3]))
-        if "entropy" in ask:
-            prediction.entropy = dict(zip(slots, part[-1]))
-        predictions.append(prediction)
+        part = [column[start : start + len(forward.want)] for column in columns]
+        start += len(forward.want)
+        predictions.append(_prediction(part, forward, rivals))
     return predictions
+
+
+def _prediction(columns: list[list[float]], forward: Forward, rivals: int) -> Prediction:
+    """One request's columns; after three and the statistics asked for there are ``rivals``, then read-outs."""
+    slots, asked = forward.want, forward.ask & BUILT_IN
+    before = 3 + len(asked)
+    prediction = Prediction(slots, dict(zip(slots, map(int, columns[0]))), dict(zip(slots, columns[1])))
+    prediction.finite = all(columns[2])
+    if "margin" in asked:
+        prediction.margin = dict(zip(slots, columns[3]))
+    if "entropy" in asked:
+        prediction.entropy = dict(zip(slots, columns[before - 1]))
+    for slot, *values in zip(slots, *columns[before : before + rivals]) if forward.rivals else ():
+        prediction.rivals[slot] = dict(zip(forward.rivals.get(slot, ()), values))
+    if named(forward.ask):
+        prediction.read = {slot: tuple(values) for slot, *values in zip(slots, *columns[before + rivals :])}
+    return prediction

@@ -12,14 +12,14 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 
-def check_compiler(device: torch.device) -> None:
-    """Refuse where nothing can be compiled.
+def check_compiler(device: str) -> None:
+    """Refuse where nothing can be compiled for ``cpu`` or ``cuda``.
 
     Raises:
         ValueError: one sentence.
     """
     compilers = [os.environ.get("CXX"), "g++", "clang++", "c++"]
-    if device.type == "cpu" and not any(name and shutil.which(name) for name in compilers):
+    if device == "cpu" and not any(name and shutil.which(name) for name in compilers):
         raise ValueError("model.compile=true needs a C++ compiler, and there is none: install g++, or set it to false")
 
 

@@ -2,21 +2,38 @@
 
 from __future__ import annotations
 
-import json
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
-from adapters.families import SERVED, Family, family_of, language_part
+from adapters.checkpoints.files import content_hash, read_json
+from adapters.checkpoints.sources import Tokens
+from adapters.decoder_sizes import FORMULAS
+from adapters.facts import model_facts, read_stated, stored_dtype
+from adapters.families import Family, family_of, language_part
+from adapters.memory import sizes
 from adapters.native import build, first_line, native_config, parameter_count
-from adapters.places import ModelOptions, Place, content_hash, locate, weight_files
+from adapters.options import (
+    refuse_absent,
+    refuse_combined,
+    refuse_quantising_twice,
+    refuse_unknown,
+    refuse_unused_by_toy,
+    unused,
+)
+from adapters.places import ModelOptions, Place, locate, refuse_unreadable
+from adapters.reading_config import native_arguments
 from adapters.text import IdCodec, TextCodec, TokenizerCodec
 from adapters.toy import ToyMaskedLMAdapter
 from samplers import ModelFacts
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 
 @dataclass
@@ -39,8 +56,10 @@ class Description:
         """Of the whole network, known without its weights; None for the toy and for quantised files."""
         if self.place is None or self.place.gguf:
             return None
-        native = native_config(self.family, self.config)
-        return parameter_count(build(native, getattr(torch, self.dtype), torch.device("meta")))
+        native = native_arguments(self.family, self.config)
+        if self.family.native or native["model_type"] in FORMULAS:
+            return sizes(native).parameters
+        return parameter_count(self.skeleton())
 
     @property
     def weight_bytes(self) -> int | None:
@@ -49,10 +68,19 @@ class Description:
             return None
         return self.parameters * getattr(torch, self.dtype).itemsize
 
+    def skeleton(self) -> PreTrainedModel:
+        """The network on the meta device, in the weights' dtype."""
+        native = native_config(self.family, self.config)
+        return build(native, getattr(torch, self.dtype), torch.device("meta"))
+
     @property
     def notice(self) -> str | None:
-        """One line the user should see."""
-        return self.place.notice if self.place else None
+        """One line the user should see; that a path comes before the YAML's hub is no news."""
+        idle = {name: reason for name, reason in unused(self).items() if name not in ("hub", "revision", "package")}
+        said = [f"model.{name} is not used: {reason}" for name, reason in idle.items()]
+        if self.place and self.place.notice:
+            said.insert(0, self.place.notice)
+        return "; ".join(said) or None
 
     def identity(self) -> str:
         """What the weights are: a hash of the files' contents, or the toy's name."""
@@ -70,44 +98,57 @@ def describe(options: ModelOptions, device: str = "cpu") -> Description:
     Raises:
         ValueError: one sentence, if it is not there, is of no known family, or an option is wrong.
     """
-    if options.dtype not in (None, "float32", "bfloat16", "float16"):
-        raise ValueError(f"model.dtype={options.dtype} is unknown: use float32, bfloat16 or float16")
+    refuse_unknown(options)
     if options.kind == "toy":
+        refuse_unused_by_toy(options)
         toy = ToyMaskedLMAdapter()
         return Description(options, toy.facts, toy.codec)
-    if options.kind != "checkpoint":
-        raise ValueError(f"model.kind={options.kind} is unknown: use checkpoint or toy")
+    try:
+        return _described(options, device)
+    except OSError as error:
+        raise ValueError(f"model={options.name}: {error.filename} cannot be read ({error.strerror})") from error
+
+
+def _described(options: ModelOptions, device: str) -> Description:
+    if not options.path:
+        refuse_absent(options, device)  # before anything is downloaded
     place = locate(options)
-    config_file, generation_file = place.folder / "config.json", place.folder / "generation_config.json"
-    config = _gguf_config(place.folder, place.gguf) if place.gguf else _read_json(config_file, options)
-    if not place.file:
-        weight_files(place.folder)  # without any, refused now rather than at loading
-    stated = _read_json(generation_file, options) if generation_file.is_file() else {}
-    family = family_of(config)
+    refuse_quantising_twice(options, place)
+    for part in (place.folder, *place.files()):  # without weights, refused now rather than at loading
+        refuse_unreadable(part)
+    config = _config(options, place)
+    found = _with_facts(options, place, config)
+    found.dtype = options.dtype or ("float32" if device == "cpu" else stored_dtype(config))
+    refuse_combined(found)
+    if options.path:
+        refuse_absent(options, device)
+    return found
+
+
+def _config(options: ModelOptions, place: Place) -> dict[str, Any]:
+    """The configuration, of a known family and such that the native architecture can be built from it."""
+    if place.gguf:
+        return _gguf_config(place.folder, place.gguf)
+    file = place.folder / "config.json"
+    config = read_json(file)
     try:
-        if not place.gguf:
-            native_config(family, config)
-    except ValueError as error:
-        raise ValueError(f"model={options.name}: {config_file}: {error}") from error
-    try:
-        language = language_part(config)
-        codec = _codec(options, family, place, language)
-        facts = _facts(options, family, language, stated, codec)
+        native_config(family_of(config), config)
     except KeyError as error:
-        raise ValueError(f"model={options.name}: {config_file} lacks {error}") from error
-    own = str(config.get("dtype") or config.get("torch_dtype") or "bfloat16")
-    dtype = options.dtype or ("float32" if device == "cpu" else own)
-    return Description(options, facts, codec, dtype, place, config)
+        raise ValueError(f"model={options.name}: {file} lacks {error}") from error
+    except ValueError as error:
+        raise ValueError(f"model={options.name}: {file}: {error}") from error
+    return config
 
 
-def _read_json(file: Path, options: ModelOptions) -> dict[str, Any]:
+def _with_facts(options: ModelOptions, place: Place, config: dict[str, Any]) -> Description:
+    file, family, language = place.folder / "config.json", family_of(config), language_part(config)
+    stated = read_stated(options, config, place.folder, str(file))
     try:
-        content = json.loads(file.read_text())
-    except ValueError as error:  # bad JSON or bad UTF-8
-        raise ValueError(f"model={options.name}: {file} is not valid JSON ({error})") from error
-    if not isinstance(content, dict):
-        raise ValueError(f"model={options.name}: {file} holds no JSON object")
-    return content
+        codec = _codec(options, family, place, language)
+        facts = model_facts(options, family, stated, _tokens(codec))
+    except KeyError as error:
+        raise ValueError(f"model={options.name}: {file} lacks {error}") from error
+    return Description(options, facts, codec, place=place, config=config)
 
 
 def _gguf_config(folder: Path, gguf: str) -> dict[str, Any]:
@@ -122,7 +163,10 @@ def _gguf_config(folder: Path, gguf: str) -> dict[str, Any]:
     from transformers.utils import logging
 
     logging.set_verbosity_error()
-    config = AutoConfig.from_pretrained(folder, gguf_file=gguf).to_dict()
+    try:
+        config = AutoConfig.from_pretrained(folder, gguf_file=gguf).to_dict()
+    except Exception as error:  # its reader raises whatever a broken header makes it stumble over
+        raise ValueError(f"{folder / gguf} cannot be read: {first_line(error)}") from error
     return {**config, "architectures": config.get("architectures") or ["LlamaForCausalLM"]}
 
 
@@ -136,61 +180,15 @@ def _codec(options: ModelOptions, family: Family, place: Place, config: Mapping[
 
     logging.set_verbosity_error()
     try:
-        tokenizer = AutoTokenizer.from_pretrained(place.folder, **({"gguf_file": place.gguf} if place.gguf else {}))
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", FutureWarning)  # of old names in published configurations
+            tokenizer = AutoTokenizer.from_pretrained(place.folder, **({"gguf_file": place.gguf} if place.gguf else {}))
         return TokenizerCodec(tokenizer, options.chat_template, family.chat_template)
     except Exception as error:  # the tokenizers library raises bare Exceptions
         raise ValueError(f"the tokenizer in {place.folder} cannot be read: {first_line(error)}") from error
 
 
-def _facts(
-    options: ModelOptions, family: Family, config: dict[str, Any], generation: dict[str, Any], codec: TextCodec
-) -> ModelFacts:
-    vocab_size = config.get("embedding_size") or config["vocab_size"]
-    _refuse_overrides(options, vocab_size)
-    attention = options.attention or family.attention
-    return ModelFacts(
-        vocab_size=vocab_size,
-        mask_id=family.mask_id(config) if options.mask_id is None else options.mask_id,
-        end_ids=_end_ids(options, family, config, generation, codec),
-        shift=family.shift if options.shift is None else options.shift,
-        attention=attention,
-        attentions=SERVED[attention],
-        block_origin=options.block_origin or family.block_origin,
-        trained_block=options.trained_block or family.trained_block(config),
-        max_positions=config.get("max_position_embeddings") or config.get("max_sequence_length"),
-    )
-
-
-def _refuse_overrides(options: ModelOptions, vocab_size: int) -> None:
-    for name, ids in (("mask_id", [options.mask_id]), ("end_ids", options.end_ids or [])):
-        if wrong := [id_ for id_ in ids if id_ is not None and not 0 <= id_ < vocab_size]:
-            raise ValueError(f"model.{name}={wrong[0]} is no id of model={options.name}: use 0 to {vocab_size - 1}")
-    choices = {
-        "attention": (options.attention, tuple(SERVED)),
-        "shift": (options.shift, (0, 1)),
-        "block_origin": (options.block_origin, ("prompt", "zero")),
-    }
-    for name, (value, known) in choices.items():
-        if value is not None and value not in known:
-            raise ValueError(f"model.{name}={value} is unknown: use {' or '.join(map(str, known))}")
-    if options.trained_block is not None and options.trained_block < 1:
-        raise ValueError(f"model.trained_block={options.trained_block} is out of range: use a whole number from 1 up")
-
-
-def _end_ids(
-    options: ModelOptions, family: Family, config: dict[str, Any], generation: dict[str, Any], codec: TextCodec
-) -> frozenset[int]:
-    if options.end_ids is not None:
-        return frozenset(options.end_ids)
-    ids: set[int] = set()
-    for source in (config, generation):
-        stated = source.get("eos_token_id")
-        ids.update([stated] if isinstance(stated, int) else stated or [])
-    if isinstance(codec, TokenizerCodec):
-        if codec.tokenizer.eos_token_id is not None:
-            ids.add(codec.tokenizer.eos_token_id)
-        for token in options.end_tokens:
-            if (found := codec.tokenizer.get_vocab().get(token)) is None:
-                raise ValueError(f"model.end_tokens: {token} is not a token of model={options.name}")
-            ids.add(found)
-    return frozenset(ids) or family.end_ids
+def _tokens(codec: TextCodec) -> Tokens:
+    if not isinstance(codec, TokenizerCodec):
+        return Tokens({})
+    return Tokens(codec.tokenizer.get_vocab(), codec.tokenizer.eos_token)

@@ -29,9 +29,9 @@ from adapters import attention
 from adapters.attention import Visibility
 from adapters.base import DeviceAdapter, Group, Request
 from adapters.cache import KeyValueStore
-from adapters.checkpoint import stored_tensors
+from adapters.checkpoints.filling import fill
+from adapters.checkpoints.reading import stored_tensors
 from adapters.draft_config import DraftConfig, read_draft_config
-from adapters.filling import fill
 from adapters.sliding import within
 from adapters.tensors import Piece
 from adapters.transformer import TransformerAdapter

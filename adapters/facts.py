@@ -2,19 +2,41 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
+from adapters.checkpoints.files import weight_files
+from adapters.checkpoints.fit import Fit, Plan, Targets, fit
+from adapters.checkpoints.headers import integers, stored, whole_numbers
+from adapters.checkpoints.sources import Source, Tokens, find, tokens_of
 from adapters.families import SERVED, Family, family_of, language_part
-from adapters.fit import Fit, fit, stored
-from adapters.memory import BYTES, GEMMA, Sizes, sizes
+from adapters.ids import end_ids_of, refuse_ids
+from adapters.memory import Sizes, sizes
+from adapters.options import refuse_unknown
 from adapters.places import ModelOptions
-from adapters.sources import Source, find, own_end, read_json, tokens_of
-from adapters.tensors import Json
+from adapters.reading_config import native_arguments, read_generation
+from adapters.tensors import Json, pieces
 from samplers import ModelFacts
 
-NAMING = ("name", "kind", "path", "hub", "revision", "package", "base", "base_revision", "published", "allow_cpu")
+NAMING = (
+    *("name", "kind", "path", "hub", "revision", "package", "base", "base_revision"),
+    *("training", "published", "allow_cpu"),
+)
+
+
+@dataclass(frozen=True)
+class Stated:
+    """What a model's files say: ``config.json``, of a multimodal one the language part, and ``generation_config``.
+
+    Attributes:
+        told: where the first of them is from, in words.
+    """
+
+    config: Json
+    generation: Json
+    told: str = "config.json"
 
 
 @dataclass(frozen=True)
@@ -30,8 +52,7 @@ class Inspection:
     @property
     def published_dtype(self) -> str:
         """What the checkpoint's tensors are stored in, as its configuration says."""
-        config = self.source.config
-        return str(config.get("dtype") or config.get("torch_dtype") or "bfloat16")
+        return stored_dtype(self.source.config)
 
     @property
     def overrides(self) -> dict[str, Any]:
@@ -47,10 +68,24 @@ class Inspection:
         Raises:
             ValueError: one sentence, if a file is broken.
         """
-        if self.source.folder is None or self.source.file is not None or self.sizes.architecture == GEMMA:
+        source, rules = self.source, self.family.rules
+        converted = bool(source.config.get("quantization_config")) or not (self.sizes.complete or self.family.native)
+        if source.folder is None or source.file is not None or converted:
             return None
-        tensors = stored(self.source.folder)
-        return fit(tensors, self.sizes, self.family.rules, self.source.config) if tensors else None
+        tensors = stored(source.folder)
+        if tensors is None:
+            return None
+        tied = {"lm_head.weight": self.sizes.tied} if self.sizes.tied else {}
+        targets = Targets(self.sizes.shapes, tied, self.sizes.ignored)
+        found = fit(tensors, targets, lambda name: pieces(rules, name, source.config))
+        wrong = [] if not found.shapes else _integers(source.folder, found.plan)
+        return replace(found, wrong=(*found.wrong, *wrong))
+
+
+def _integers(folder: Path, plan: Plan) -> list[str]:
+    """A phrase for each tensor that has a place, but holds no weights."""
+    whole = integers(weight_files(folder))
+    return [f"{name} {whole_numbers(whole[name])}" for name in plan if name in whole]
 
 
 def inspect(options: ModelOptions) -> Inspection:
@@ -59,44 +94,99 @@ def inspect(options: ModelOptions) -> Inspection:
     Raises:
         ValueError: one sentence, if there is no configuration, it is of no known family, or an option is wrong.
     """
-    if options.dtype not in (None, *BYTES):
-        raise ValueError(f"model.dtype={options.dtype} is unknown: use {', '.join(BYTES)}")
+    refuse_unknown(options)
     if options.kind != "checkpoint":
         raise ValueError(f"model={options.name} has no configuration: model.kind={options.kind} is no checkpoint")
     source = find(options)
     try:
         family = family_of(source.config)
-        network = sizes(family.native(source.config) if family.native else source.config)
+        network = sizes(native_arguments(family, source.config))
     except KeyError as error:
         raise ValueError(f"model={options.name}: {source.told} lacks {error}") from error
     except (TypeError, ZeroDivisionError) as error:
         raise ValueError(f"model={options.name}: {source.told} holds a value that is none ({error})") from error
     except ValueError as error:
         raise ValueError(f"model={options.name}: {source.told}: {error}") from error
-    facts = model_facts(options, family, language_part(source.config), _end_ids(options, family, source))
+    facts = model_facts(
+        options, family, read_stated(options, source.config, source.folder, source.told), _tokens(source)
+    )
     return Inspection(options, source, family, facts, network)
 
 
-def model_facts(options: ModelOptions, family: Family, config: Json, end_ids: frozenset[int]) -> ModelFacts:
-    """What concerns a sampler: what the options say, else configuration and family.
+def read_stated(options: ModelOptions, config: Json, folder: Path | None, told: str) -> Stated:
+    """What is stated beside a configuration that is already read.
+
+    Args:
+        folder: of all files; None where the configuration was recorded.
+        told: where the configuration is from, in words.
+
+    Raises:
+        ValueError: one sentence, if ``generation_config.json`` is broken.
+    """
+    try:
+        return Stated(language_part(config), read_generation(folder) if folder else {}, told)
+    except ValueError as error:
+        raise ValueError(f"model={options.name}: {error}") from error
+
+
+def _tokens(source: Source) -> Tokens:
+    """Of the tokenizer's files, or those that were recorded."""
+    return tokens_of(source.folder) if source.folder else Tokens(source.config.get("token_ids") or {})
+
+
+def stored_dtype(config: Json) -> str:
+    """What a checkpoint's tensors are stored in, as its ``config.json`` says."""
+    return str(config.get("dtype") or config.get("torch_dtype") or "bfloat16")
+
+
+def model_facts(options: ModelOptions, family: Family, stated: Stated, tokens: Tokens) -> ModelFacts:
+    """What concerns a sampler: what the options say, else the model's own files, else its family.
 
     Raises:
         ValueError: one sentence, if an option is wrong.
+        KeyError: if the configuration lacks a key.
     """
+    config = stated.config
     vocab_size = config.get("embedding_size") or config["vocab_size"]
     _refuse_overrides(options, vocab_size)
+    _refuse_unserved(family, config)
     attention = options.attention or family.attention
+    mask_id = family.mask_id(config) if options.mask_id is None else options.mask_id
+    end_ids = end_ids_of(options, family, stated, tokens)
+    try:
+        refuse_ids(stated, vocab_size, mask_id, end_ids)
+    except ValueError as error:
+        raise ValueError(f"model={options.name}: {stated.told}: {error}") from error
     return ModelFacts(
         vocab_size=vocab_size,
-        mask_id=family.mask_id(config) if options.mask_id is None else options.mask_id,
+        mask_id=mask_id,
         end_ids=end_ids,
         shift=family.shift if options.shift is None else options.shift,
         attention=attention,
         attentions=SERVED[attention],
         block_origin=options.block_origin or family.block_origin,
         trained_block=options.trained_block or family.trained_block(config),
-        max_positions=config.get("max_position_embeddings") or config.get("max_sequence_length"),
+        max_positions=_longest_row(family, config),
     )
+
+
+def _refuse_unserved(family: Family, config: Json) -> None:
+    """Refuse attention that is more than a softmax over what is seen, which our kernels do not compute."""
+    if family.adapter != "transformer":
+        return
+    kind = config.get("model_type")
+    if config.get("attn_logit_softcapping"):
+        raise ValueError(f"model_type={kind} caps its attention scores (attn_logit_softcapping): it is not served")
+    if kind == "gpt_oss":
+        raise ValueError(f"model_type={kind} has attention sinks: it is not served")
+
+
+def _longest_row(family: Family, config: Json) -> int | None:
+    """Positions the model knows; no more than its layers see at once, if those of a plain architecture slide."""
+    positions: int | None = config.get("max_position_embeddings") or config.get("max_sequence_length")
+    slides = not family.native and family.adapter == "transformer" and config.get("use_sliding_window", True)
+    window: int | None = config.get("sliding_window") if slides else None
+    return min(positions, window) if positions and window else positions
 
 
 def _refuse_overrides(options: ModelOptions, vocab_size: int) -> None:
@@ -113,20 +203,3 @@ def _refuse_overrides(options: ModelOptions, vocab_size: int) -> None:
             raise ValueError(f"model.{name}={value} is unknown: use {' or '.join(map(str, known))}")
     if options.trained_block is not None and options.trained_block < 1:
         raise ValueError(f"model.trained_block={options.trained_block} is out of range: use a whole number from 1 up")
-
-
-def _end_ids(options: ModelOptions, family: Family, source: Source) -> frozenset[int]:
-    if options.end_ids is not None:
-        return frozenset(options.end_ids)
-    folder, ids = source.folder, set[int]()
-    generation = folder / "generation_config.json" if folder else None
-    stated = [language_part(source.config), read_json(generation) if generation and generation.is_file() else {}]
-    for config in stated:
-        value = config.get("eos_token_id")
-        ids.update([value] if isinstance(value, int) else value or [])
-    tokens = tokens_of(folder) if folder else dict(source.config.get("token_ids") or {})
-    for token in [*own_end(folder), *options.end_tokens] if tokens else []:
-        if token not in tokens:
-            raise ValueError(f"model.end_tokens: {token} is not a token of model={options.name}")
-        ids.add(tokens[token])
-    return frozenset(ids) or family.end_ids

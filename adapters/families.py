@@ -6,10 +6,12 @@ A new family is one more `Family` in `FAMILIES`; the first whose recogniser says
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
-from adapters import layouts
+from adapters import assumptions, layouts
+from adapters.assumptions import Assumed
+from adapters.keys import NAMING, refuse_wrong
 from adapters.tensors import Json, Rule
 
 
@@ -39,6 +41,7 @@ class Family:
         shift: row of the prediction for slot i is ``i - shift``.
         native: the native architecture's configuration, as arguments of `transformers.AutoConfig.for_model`; None where
             the file already is a native configuration.
+        assumes: keys of ``config.json`` that may hold these values only, see `adapters.assumptions`.
         rules: where the checkpoint's tensors go, see `adapters.tensors`.
         block_origin: ``prompt`` or ``zero``, see `samplers.ModelFacts`.
         mask_id, trained_block: read out of ``config.json``.
@@ -52,6 +55,7 @@ class Family:
     attention: str
     shift: int
     native: Callable[[Json], dict[str, Any]] | None = None
+    assumes: Assumed = field(default_factory=dict)
     rules: tuple[Rule, ...] = ()
     block_origin: str = "prompt"
     mask_id: Callable[[Json], int | None] = absent
@@ -93,6 +97,7 @@ FAMILIES: tuple[Family, ...] = (
         name="LLaDA-MoE",
         recognises=_is_llada_moe,
         native=layouts.llada_moe,
+        assumes=assumptions.LLADA_MOE,
         rules=layouts.EXPERT_RULES,
         attention="full",
         shift=0,
@@ -102,6 +107,7 @@ FAMILIES: tuple[Family, ...] = (
         name="LLaDA",
         recognises=_of_type("llada"),
         native=layouts.llada,
+        assumes=assumptions.LLADA,
         rules=layouts.LLADA_RULES,
         attention="full",
         shift=0,
@@ -112,6 +118,7 @@ FAMILIES: tuple[Family, ...] = (
         name="LLaDA2",
         recognises=_of_type("llada2_moe", "llada2_moe_veomni"),
         native=layouts.llada2,
+        assumes=assumptions.LLADA2,
         rules=layouts.LLADA2_RULES,
         attention="blocks",
         shift=0,
@@ -124,6 +131,7 @@ FAMILIES: tuple[Family, ...] = (
         name="Dream",
         recognises=_of_type("Dream", "dream"),
         native=layouts.qwen2,
+        assumes=assumptions.QWEN2,
         attention="full",
         shift=1,
         mask_id=stated("mask_token_id", 151666),
@@ -133,6 +141,7 @@ FAMILIES: tuple[Family, ...] = (
         name="Fast-dLLM v2",
         recognises=_of_type("Fast_dLLM_Qwen"),
         native=layouts.qwen2,
+        assumes=assumptions.QWEN2,
         attention="blocks",
         shift=1,
         block_origin="zero",
@@ -144,6 +153,7 @@ FAMILIES: tuple[Family, ...] = (
         name="SDAR-MoE",
         recognises=_of_type("sdar_moe"),
         native=layouts.qwen3_moe,
+        assumes=assumptions.QWEN3_MOE,
         rules=layouts.EXPERT_RULES,
         attention="blocks",
         shift=0,
@@ -156,6 +166,7 @@ FAMILIES: tuple[Family, ...] = (
         name="SDAR",
         recognises=_of_type("sdar"),
         native=layouts.qwen3,
+        assumes=assumptions.QWEN3,
         attention="blocks",
         shift=0,
         block_origin="zero",
@@ -198,6 +209,7 @@ def family_of(config: Json) -> Family:
     Raises:
         ValueError: if no row recognises it, or it is of a drafter.
     """
+    refuse_wrong(config, NAMING)
     if drafters := [name for name in config.get("architectures") or () if name.endswith("DraftModel")]:
         raise ValueError(f"{drafters[0]} is a drafter: it decodes only beside a target model, not as the model itself")
     for family in FAMILIES:

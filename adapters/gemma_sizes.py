@@ -37,10 +37,10 @@ def shapes(text: Json) -> Shapes:
     hidden, width = text["hidden_size"], text["intermediate_size"]
     found: Shapes = {"model.decoder.embed_tokens.weight": (text["vocab_size"], hidden)}
     for layer in range(text["num_hidden_layers"]):
-        parts = {**_attention(text, layer), **_experts(text), **_gated("mlp", hidden, width)}
+        parts = {**_attention(text, layer), **_experts(text), **gated("mlp", hidden, width)}
         parts |= {f"{norm}.weight": (hidden,) for norm in NORMS}
         found |= {f"model.decoder.layers.{layer}.{name}": shape for name, shape in parts.items()}
-    found |= _gated("model.decoder.self_conditioning", hidden, width)
+    found |= gated("model.decoder.self_conditioning", hidden, width)
     found |= {"model.decoder.self_conditioning.pre_norm.weight": (hidden,), "model.decoder.norm.weight": (hidden,)}
     return found
 
@@ -71,6 +71,10 @@ def _experts(text: Json) -> Shapes:
     }
 
 
-def _gated(prefix: str, hidden: int, width: int) -> Shapes:
+def gated(prefix: str, hidden: int, width: int, biased: bool = False) -> Shapes:
+    """A feed-forward network of three matrices."""
     rows = {"gate": (width, hidden), "up": (width, hidden), "down": (hidden, width)}
-    return {f"{prefix}.{name}_proj.weight": shape for name, shape in rows.items()}
+    found: Shapes = {f"{prefix}.{name}_proj.weight": shape for name, shape in rows.items()}
+    if biased:
+        found |= {f"{prefix}.{name}_proj.bias": shape[:1] for name, shape in rows.items()}
+    return found

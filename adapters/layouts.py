@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from adapters.rotary import rotary, rotary_share
 from adapters.tensors import Json, Rename, Rule, Split, Stack
 
 # ---- native configurations -------------------------------------------------------------------------------------------
@@ -21,9 +22,7 @@ def llada(config: Json) -> dict[str, Any]:
         "num_key_value_heads": config.get("n_kv_heads") or config["n_heads"],
         "max_position_embeddings": config["max_sequence_length"],
         "rms_norm_eps": config["rms_norm_eps"],
-        "rope_parameters": {"rope_type": "default", "rope_theta": config["rope_theta"]},
-        "attention_bias": config.get("include_qkv_bias") or False,
-        "mlp_bias": config.get("include_bias") or False,
+        "rope_parameters": rotary(config),
         "tie_word_embeddings": config.get("weight_tying") or False,
         **_ids(config),
     }
@@ -36,7 +35,7 @@ def _shape(config: Json, model_type: str) -> dict[str, Any]:
         "model_type": model_type,
         **{name: config[name] for name in (*sizes, "max_position_embeddings", "rms_norm_eps")},
         "hidden_act": config.get("hidden_act", "silu"),
-        "rope_parameters": {"rope_type": "default", "rope_theta": float(config["rope_theta"])},
+        "rope_parameters": rotary(config),
         "tie_word_embeddings": config.get("tie_word_embeddings") or False,
         **_ids(config),
     }
@@ -90,11 +89,10 @@ def llada_moe(config: Json) -> dict[str, Any]:
 def llada2(config: Json) -> dict[str, Any]:
     """Sigmoid router with group-limited top-k and a bias for the choice only, shared expert, half-rotary: GLM-4's."""
     same = ("intermediate_size", "moe_intermediate_size", "num_experts_per_tok", "n_group", "topk_group")
-    rotary = config.get("partial_rotary_factor", 1.0)
     native = _shape(config, "glm4_moe")
     return {
         **native,
-        "rope_parameters": {**native["rope_parameters"], "partial_rotary_factor": rotary},
+        "rope_parameters": {**native["rope_parameters"], "partial_rotary_factor": rotary_share(config)},
         **{name: config[name] for name in same},
         "head_dim": _head_size(config),
         "n_routed_experts": config["num_experts"],

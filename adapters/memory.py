@@ -8,25 +8,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod
-from typing import Any
 
-from adapters import gemma_sizes
+from adapters import decoder_sizes, gemma_sizes
+from adapters.decoder_sizes import FORMULAS
 from adapters.gemma_sizes import Shapes
 from adapters.tensors import Json
 
 BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
-_BIASED = {  # projections that have a bias
-    "llama": {"attention_bias": "qkvo", "mlp_bias": "mlp"},
-    "qwen3": {"attention_bias": "qkvo"},
-    "qwen3_moe": {"attention_bias": "qkvo"},
-    "glm4_moe": {"attention_bias": "qkv"},
-}
-_COUNTS = (
-    *("hidden_size", "vocab_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "head_dim"),
-    *("intermediate_size", "moe_intermediate_size", "num_experts", "n_routed_experts", "num_experts_per_tok"),
-)
-_NORMED = ("qwen3", "qwen3_moe")  # queries and keys have an RMS norm a head
-FORMULAS = (*_BIASED, "qwen2")  # architectures whose tensors are written down here
 GEMMA = "diffusion_gemma"  # and in `adapters.gemma_sizes`
 
 
@@ -36,15 +24,17 @@ class Sizes:
 
     Attributes:
         shapes: of every tensor, by its key in the native ``state_dict``; a tied head is one of them.
-        tied: whether the head is the embedding.
+        tied: key of the embedding that is the head as well; None if the head is a tensor of its own.
         slot: numbers that one slot's keys and values take in all layers together.
         experts, experts_per_token: of a layer that has them; None in a dense network.
         shared_experts: those that every token goes through.
+        ignored: patterns of tensors that a file may hold and the architecture has no use for.
+        complete: whether a file under native names holds these tensors and no others; else only loading tells.
     """
 
     architecture: str
     shapes: Shapes
-    tied: bool
+    tied: str | None
     layers: int
     hidden: int
     heads: int
@@ -55,6 +45,8 @@ class Sizes:
     experts: int | None = None
     experts_per_token: int | None = None
     shared_experts: int = 0
+    ignored: tuple[str, ...] = ()
+    complete: bool = True
 
     @cached_property
     def parameters(self) -> int:
@@ -95,42 +87,36 @@ def sizes(native: Json) -> Sizes:
 
 
 def _by_formula(native: Json) -> Sizes:
-    kind, heads = native["model_type"], native["num_attention_heads"]
-    _refuse_sizes(native)
-    hidden, vocabulary, layers = native["hidden_size"], native["vocab_size"], native["num_hidden_layers"]
-    shapes: Shapes = {"model.embed_tokens.weight": (vocabulary, hidden)}
-    for layer in range(layers):
-        parts = {**_attention(native, kind), **_feed_forward(native, layer)}
-        for norm in ("input_layernorm.weight", "post_attention_layernorm.weight"):
-            parts[norm] = (hidden,)
-        shapes |= {f"model.layers.{layer}.{name}": shape for name, shape in parts.items()}
-    shapes |= {"model.norm.weight": (hidden,), "lm_head.weight": (vocabulary, hidden)}
+    decoder_sizes.refuse_sizes(native)
+    heads, layers = native["num_attention_heads"], native["num_hidden_layers"]
     experts = native.get("n_routed_experts") or native.get("num_experts")
-    keys = native.get("num_key_value_heads") or heads
+    keys, size = native.get("num_key_value_heads") or heads, decoder_sizes.head_size(native)
     return Sizes(
-        architecture=kind,
-        shapes=shapes,
-        tied=bool(native.get("tie_word_embeddings")),
+        architecture=native["model_type"],
+        shapes=decoder_sizes.shapes(native),
+        tied="model.embed_tokens.weight" if native.get("tie_word_embeddings") else None,
         layers=layers,
-        hidden=hidden,
+        hidden=native["hidden_size"],
         heads=heads,
         key_value_heads=keys,
-        head_size=_head_size(native),
-        vocabulary=vocabulary,
-        slot=2 * layers * keys * _head_size(native),
+        head_size=size,
+        vocabulary=native["vocab_size"],
+        slot=2 * layers * keys * size,
         experts=experts,
         experts_per_token=native["num_experts_per_tok"] if experts else None,
         shared_experts=native.get("n_shared_experts") or 0,
+        ignored=decoder_sizes.IGNORED.get(native["model_type"], ()),
+        complete=not experts,
     )
 
 
 def _of_gemma(native: Json) -> Sizes:
     text = native["text_config"]
-    _refuse_sizes(text)
+    decoder_sizes.refuse_sizes(text)
     return Sizes(
         architecture=GEMMA,
         shapes=gemma_sizes.shapes(text),
-        tied=True,
+        tied="model.decoder.embed_tokens.weight",
         layers=text["num_hidden_layers"],
         hidden=text["hidden_size"],
         heads=text["num_attention_heads"],
@@ -140,72 +126,15 @@ def _of_gemma(native: Json) -> Sizes:
         slot=gemma_sizes.slot_elements(text),
         experts=text["num_experts"],
         experts_per_token=text["top_k_experts"],
+        complete=False,
     )
-
-
-def _refuse_sizes(native: Json) -> None:
-    for name in _COUNTS:
-        value: Any = native.get(name)
-        if value is not None and not (isinstance(value, int) and value > 0):
-            raise ValueError(f"{name}={value} is out of range: use a whole number from 1 up")
-
-
-def _head_size(native: Json) -> int:
-    return native.get("head_dim") or native["hidden_size"] // native["num_attention_heads"]
-
-
-def _attention(native: Json, kind: str) -> Shapes:
-    hidden, size = native["hidden_size"], _head_size(native)
-    queries = native["num_attention_heads"] * size
-    keys = (native.get("num_key_value_heads") or native["num_attention_heads"]) * size
-    rows = {"q": queries, "k": keys, "v": keys}
-    shapes: Shapes = {f"self_attn.{name}_proj.weight": (size_, hidden) for name, size_ in rows.items()}
-    shapes["self_attn.o_proj.weight"] = (hidden, queries)
-    biased = _BIASED[kind]["attention_bias"] if kind != "qwen2" and native.get("attention_bias") else ""
-    for name in "qkv" if kind == "qwen2" else biased:
-        shapes[f"self_attn.{name}_proj.bias"] = (hidden if name == "o" else rows[name],)
-    if kind in _NORMED or (kind == "glm4_moe" and native.get("use_qk_norm")):
-        shapes |= {"self_attn.q_norm.weight": (size,), "self_attn.k_norm.weight": (size,)}
-    return shapes
-
-
-def _feed_forward(native: Json, layer: int) -> Shapes:
-    kind, hidden = native["model_type"], native["hidden_size"]
-    experts = native.get("n_routed_experts") or native.get("num_experts")
-    if not experts or _is_dense(native, layer):
-        biased = kind == "llama" and bool(native.get("mlp_bias"))
-        return _gated("mlp", hidden, native["intermediate_size"], biased)
-    width = native["moe_intermediate_size"]
-    shapes: Shapes = {
-        "mlp.gate.weight": (experts, hidden),
-        "mlp.experts.gate_up_proj": (experts, 2 * width, hidden),
-        "mlp.experts.down_proj": (experts, hidden, width),
-    }
-    if kind == "glm4_moe":
-        shapes["mlp.gate.e_score_correction_bias"] = (experts,)
-        shapes |= _gated("mlp.shared_experts", hidden, width * native["n_shared_experts"])
-    return shapes
-
-
-def _is_dense(native: Json, layer: int) -> bool:
-    if native["model_type"] == "glm4_moe":
-        return bool(layer < native["first_k_dense_replace"])
-    stepped = (layer + 1) % native.get("decoder_sparse_step", 1) == 0
-    return layer in native.get("mlp_only_layers", ()) or not stepped
-
-
-def _gated(prefix: str, hidden: int, width: int, biased: bool = False) -> Shapes:
-    rows = {"gate": (width, hidden), "up": (width, hidden), "down": (hidden, width)}
-    shapes: Shapes = {f"{prefix}.{name}_proj.weight": shape for name, shape in rows.items()}
-    if biased:
-        shapes |= {f"{prefix}.{name}_proj.bias": shape[:1] for name, shape in rows.items()}
-    return shapes
 
 
 def _by_building(native: Json) -> Sizes:
     """An architecture without a formula is built on the meta device: seconds, but no memory."""
     import torch
 
+    from adapters.checkpoints.converted import converts
     from adapters.native import build, first_line
 
     try:
@@ -222,7 +151,7 @@ def _by_building(native: Json) -> Sizes:
     return Sizes(
         architecture=native["model_type"],
         shapes={name: tuple(tensor.shape) for name, tensor in model.state_dict().items() if name not in copies},
-        tied=bool(text.get("tie_word_embeddings")),
+        tied=model.all_tied_weights_keys.get("lm_head.weight"),
         layers=layers,
         hidden=text["hidden_size"],
         heads=heads,
@@ -232,4 +161,6 @@ def _by_building(native: Json) -> Sizes:
         slot=2 * layers * keys * size,
         experts=text.get("num_experts") or text.get("num_local_experts"),
         experts_per_token=text.get("num_experts_per_tok") or text.get("top_k_experts"),
+        ignored=tuple(model._keys_to_ignore_on_load_unexpected or ()),
+        complete=not converts(model),
     )

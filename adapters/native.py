@@ -8,6 +8,7 @@ import torch
 
 from adapters import attention
 from adapters.families import Family
+from adapters.reading_config import native_arguments
 from adapters.tensors import Json
 
 if TYPE_CHECKING:
@@ -18,17 +19,16 @@ def native_config(family: Family, config: Json) -> PreTrainedConfig:
     """The configuration of the native architecture that serves a published ``config.json``.
 
     Raises:
-        ValueError: one sentence, if a key is absent or transformers refuses a value.
+        KeyError: if a key is absent.
+        ValueError: one sentence, if a value is none, or transformers refuses it.
     """
     from transformers import AutoConfig
 
+    arguments = native_arguments(family, config)
     try:
-        arguments = family.native(config) if family.native else dict(config)
         return AutoConfig.for_model(**arguments)
-    except KeyError as error:
-        raise ValueError(f"config.json lacks {error}") from error
     except Exception as error:  # transformers raises whatever its validators raise
-        raise ValueError(f"transformers cannot read its config.json: {first_line(error)}") from error
+        raise ValueError(f"transformers cannot read it: {first_line(error)}") from error
 
 
 def build(config: PreTrainedConfig, dtype: torch.dtype, device: torch.device) -> PreTrainedModel:
@@ -45,8 +45,13 @@ def build(config: PreTrainedConfig, dtype: torch.dtype, device: torch.device) ->
 
 
 def first_line(error: Exception) -> str:
-    """An error of another library in one line."""
-    return f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
+    """An error of another library in one line: its first, and the next where that ends in a colon."""
+    said = ""
+    for line in str(error).strip().splitlines():
+        said = f"{said} {line.strip()}".strip()
+        if not said.endswith(":"):
+            break
+    return f"{type(error).__name__}: {said}"
 
 
 def parameter_count(model: torch.nn.Module) -> int:

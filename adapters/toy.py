@@ -15,7 +15,7 @@ ANY_ATTENTION = frozenset({"full", "blocks", "causal"})
 
 
 class LogitsAdapter(DeviceAdapter):
-    """Base of models whose "hidden state" already is the row of logits."""
+    """Base of models whose "hidden state" already is the row of logits; without embeddings, mixtures go unseen."""
 
     def head(self, hidden: torch.Tensor) -> torch.Tensor:
         return hidden.clone()

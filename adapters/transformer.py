@@ -12,6 +12,7 @@ import torch
 
 from adapters.base import DeviceAdapter, Group
 from adapters.cache import KeyValueStore, Move
+from adapters.soft import embedded
 from adapters.text import TextCodec
 from adapters.visibility import Lines, kernel_serves, visibility
 from samplers import ModelFacts
@@ -60,7 +61,7 @@ class TransformerAdapter(DeviceAdapter):
         if used:
             self.store.aim(group)
         output = self.body(
-            input_ids=group.ids,
+            **self._inputs(group),
             position_ids=group.positions,
             cache=self.store if used else None,
             use_cache=False,
@@ -72,6 +73,13 @@ class TransformerAdapter(DeviceAdapter):
 
     def head(self, hidden: torch.Tensor) -> torch.Tensor:
         return self.head_module(hidden).to(self.device)
+
+    def _inputs(self, group: Group) -> dict[str, torch.Tensor]:
+        """What the layers are fed, by its name in the network's call."""
+        if group.soft is None:
+            return {"input_ids": group.ids}
+        embedding = self.model.get_input_embeddings()
+        return {"inputs_embeds": embedded(group.ids, group.soft, embedding, self._mask_id)}
 
     def _lines(self, group: Group) -> Lines:
         if group.cached:

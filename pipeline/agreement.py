@@ -1,22 +1,17 @@
-"""How far a model of ours agrees with what the authors' code computed: prompts, logits, answers."""
+"""How far a model of ours agrees with what the authors' code computed: prompts and logits."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 
 from adapters.base import DeviceAdapter, Request
 from adapters.text import TextCodec
-from pipeline.engine import Engine, Outcome, Task
 from pipeline.errors import UserError
 from pipeline.reference import Reference, ReferenceForward
 from samplers import Attend, Forward
-
-if TYPE_CHECKING:
-    from pipeline.settings import Settings
 
 FLOAT32 = 2e-5  # largest difference of a logit
 # In half precision the largest of many differences says little; their root mean square, over the largest logit, tells
@@ -125,86 +120,6 @@ def raw_logits(adapter: DeviceAdapter, tokens: Sequence[int], rows: Sequence[int
     return torch.cat(kept)
 
 
-def compare_answers(adapter: DeviceAdapter, reference: Reference, settings: Settings, slack: float) -> list[Finding]:
-    """Decode every prompt as the reference was; the first differing token of each answer.
-
-    Args:
-        slack: see `ForwardResult.slack`.
-    """
-    numbers = sorted(reference.answers)
-    tasks = [Task(n, reference.prompts[n], settings.gen_length, traced=True) for n in numbers]
-    longest = max(map(len, reference.prompts)) + settings.gen_length
-    found = []
-    for outcome in Engine(adapter, settings.sampler, max_rows=1).decode(tasks, longest):
-        if outcome.failure or outcome.state is None:
-            raise UserError(f"prompt {outcome.task.index} of the reference: {outcome.error}")
-        found.append((outcome, reference.answers[outcome.task.index]))
-    # only now: asking for logits reopens the adapter
-    replayed = [_Answer(adapter, outcome, theirs, slack).finding() for outcome, theirs in found]
-    return [finding for finding in replayed if finding]
-
-
-class _Answer:
-    """An answer of ours beside theirs."""
-
-    def __init__(self, adapter: DeviceAdapter, outcome: Outcome, theirs: list[int], slack: float) -> None:
-        assert outcome.state is not None
-        self.adapter, self.outcome, self.theirs, self.slack = adapter, outcome, theirs, slack
-        self.state, self.first = outcome.state, outcome.state.prompt_length
-        ends = [n for n, token in enumerate(theirs) if token in adapter.facts.end_ids]
-        seen = min([len(theirs), len(self.state.canvas), *(end + 1 for end in ends)])
-        ours = self.state.tokens[self.first :]
-        self.differing = [n for n in range(seen) if ours[n] != theirs[n]]
-
-    def finding(self) -> Finding | None:
-        """Name the first token that differs, and, where another was decided before it, that one too."""
-        if not self.differing:
-            return None
-        lowest, earliest = self.differing[0], min(self.differing, key=lambda n: (self._forward_of(n), n))
-        count = f"{len(self.differing)} of {len(self.theirs)} tokens differ"
-        text = f"answer {self.outcome.task.index}: {count}; token {lowest} {self._pair(lowest)}"
-        ours, theirs, gap = self._probabilities(earliest)
-        which = "" if earliest == lowest else f", token {earliest} {self._pair(earliest)}"
-        tie = gap <= self.slack
-        verdict = "a tie" if tie else "no tie"
-        said = f"decided first of these{which}: our probabilities {ours:.6f} and {theirs:.6f}, {verdict}"
-        return Finding(f"{text}; {said}", tie)
-
-    def _pair(self, place: int) -> str:
-        ours, theirs = self.state.tokens[self.first + place], self.theirs[place]
-        return f"is {_token(self.adapter.codec, ours)}, the reference has {_token(self.adapter.codec, theirs)}"
-
-    def _forward_of(self, place: int) -> int:
-        """Forwards made before the slot got its token."""
-        return self.state.committed_at[self.first + place]
-
-    def _probabilities(self, place: int) -> tuple[float, float, float]:
-        """Of our token and theirs where ours was decided, and how far apart their logits are; without a cache."""
-        slot = self.first + place
-        tokens, window = self._before(slot)
-        row = slot - self.adapter.facts.shift
-        logits = raw_logits(self.adapter, tokens[:window], [row], self._attend())[0]
-        ours, theirs = self.state.tokens[slot], self.theirs[place]
-        said = logits.softmax(-1)
-        return float(said[ours]), float(said[theirs]), abs(float(logits[ours] - logits[theirs]))
-
-    def _before(self, slot: int) -> tuple[list[int], int]:
-        """The row as it stood when the slot was decided, and where the window of that forward ended."""
-        mask = self.adapter.facts.mask_id
-        tokens = [*self.outcome.task.prompt, *[mask or 0] * len(self.state.canvas)]
-        for record in self.outcome.trace:
-            if any(changed == slot and token == self.state.tokens[slot] for changed, token, _ in record["changed"]):
-                return tokens, record["window"][1]
-            for changed, token, _ in record["changed"]:
-                tokens[changed] = token
-        raise AssertionError("no forward decided the slot")
-
-    def _attend(self) -> Attend:
-        facts = self.adapter.facts
-        first = 0 if facts.block_origin == "zero" else self.first
-        return Attend(facts.attention, first, facts.trained_block or 1)
-
-
 def coarser(*dtypes: str) -> str:
     """The dtype whose tolerance is the wider one."""
     return max(dtypes, key=lambda dtype: HALF.get(dtype, 0))
@@ -222,8 +137,9 @@ def _first_difference(ours: Sequence[int], theirs: Sequence[int]) -> int | None:
 
 
 def _shown(ids: Sequence[int], place: int, codec: TextCodec) -> str:
-    return _token(codec, ids[place]) if place < len(ids) else "nothing more"
+    return token_in_words(codec, ids[place]) if place < len(ids) else "nothing more"
 
 
-def _token(codec: TextCodec, token: int) -> str:
+def token_in_words(codec: TextCodec, token: int) -> str:
+    """A token by its id and its text."""
     return f"{token} {codec.decode([token], raw=True)!r}"

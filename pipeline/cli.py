@@ -18,9 +18,10 @@ from hydra.errors import HydraException, OverrideParseException
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
+from yaml import YAMLError
 
 from pipeline import config
-from pipeline.errors import UserError, one_line
+from pipeline.errors import UserError, in_yaml, one_line
 from pipeline.overrides import command_of, config_dirs, keys, open_options, raw
 from pipeline.stopping import Stopped, stopping_on_signals
 
@@ -44,7 +45,7 @@ def guarded(main: Callable[[], Any]) -> None:
         assert isinstance(error, Exception)
         if full == "1":
             raise error from None
-        if isinstance(error, (UserError, HydraException, OmegaConfBaseException)):
+        if isinstance(error, (UserError, HydraException, OmegaConfBaseException, YAMLError)):
             print(f"error: {sentence(error)}", file=sys.stderr)
             sys.exit(2)
         hint = "; ".join([*getattr(error, "__notes__", ()), "HYDRA_FULL_ERROR=1 shows where"])
@@ -79,8 +80,8 @@ def sentence(error: Exception) -> str:
         choices = ", ".join(re.findall(r"^\t([\w.-]+)$", text, re.MULTILINE))
         return f"{group}={option} does not exist; choose from {choices}" if choices else text.splitlines()[0]
     lines = [line.strip() for line in text.splitlines() if line.strip()]
-    if found := re.search(r"In '([\w/.-]+)': \w+ raised while composing config", text):
-        return f"conf/{found[1]}.yaml: {' '.join(lines[1:3])}"
+    if told := in_yaml(error, next(config_dirs(sys.argv[1:]), None)):
+        return told
     return lines[0] if lines else type(error).__name__
 
 
@@ -109,6 +110,24 @@ def _did_you_mean(key: str) -> str:
     close = difflib.get_close_matches(last, names, n=1)
     prefix = f"{path}." if path else ""
     return f": did you mean {prefix}{close[0]}?" if close else f": the options are {', '.join(names)}"
+
+
+def looking(look: Callable[[DictConfig, list[str]], None]) -> None:
+    """Run a tool that shows something of a configuration, given that and the overrides; it never asks the network."""
+    from pipeline.sweep import register_launchers
+
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")
+    config.register()
+    register_launchers()
+
+    @hydra.main(version_base="1.3", config_path="../conf", config_name="config")
+    def composed(cfg: DictConfig) -> None:
+        try:
+            look(cfg, raw(HydraConfig.get().overrides.task))
+        except Exception as error:
+            raise Carried from error
+
+    guarded(composed)
 
 
 @hydra.main(version_base="1.3", config_path="../conf", config_name="config")

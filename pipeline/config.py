@@ -24,6 +24,7 @@ class SamplerOptions:
 
     Attributes:
         name, method: the option's name and the label shown in legends.
+        trained_for: the training a preset presumes, in words; null is what its sampler says.
         num_blocks: blocks of the canvas; with a block size it sets the canvas to their product.
         tokens_per_step: instead of `steps`: the canvas divided by it.
     """
@@ -31,6 +32,7 @@ class SamplerOptions:
     _target_: str = MISSING
     name: str = MISSING
     method: str | None = None
+    trained_for: str | None = None
     block_size: int | None = None
     num_blocks: int | None = None
     sub_block_size: int | None = None
@@ -47,8 +49,11 @@ class SamplerOptions:
     max_post_steps: int | None = None
     block_add_threshold: float | None = None
     block_activate_threshold: float | None = None
+    buffer_blocks: int | None = None
+    always_surest: bool | None = None
     order: str | None = None
     order_temperature: float | None = None
+    judged: str | None = None
     remask_ratio: float | None = None
     cache: str | None = None
     cache_delay: int | None = None

@@ -86,7 +86,7 @@ def decode_with(cfg: DictConfig, prompt: str, overridden: Sequence[str] = ()) ->
     options, dataset = plain(cfg), make_dataset(cfg.dataset)
     dataset.validate()
     accelerator = options["trainer"]["accelerator"]
-    description = describe_model(options["model"], accelerator)
+    description = describe_model(options["model"], accelerator, overridden)
     refuse_slow(description, accelerator)
     refuse_mismatch(cfg, description.facts)
     settings = resolve(cfg.sampler, dataset.gen_length, description.facts, dataset.block_size, overridden)

@@ -41,6 +41,19 @@ def refuse_absent_devices(accelerator: str, devices: int) -> None:
         raise UserError(f"trainer.devices={devices} is more than there are: use at most {most}")
 
 
+def refuse_shared_devices(device_map: str | None, devices: int) -> None:
+    """Refuse a model spread over all GPUs beside several processes, each of which would want all of them.
+
+    Raises:
+        UserError: naming both options.
+    """
+    if device_map is not None and (processes := max(devices, world()[1])) > 1:
+        raise UserError(
+            f"model.device_map={device_map} spreads one model over all GPUs, but {processes} processes would each do "
+            "so: use trainer.devices=1 without torchrun, or model.device_map=null"
+        )
+
+
 def refuse_slow(description: Description, accelerator: str) -> None:
     """Refuse a large model on a CPU, unless ``model.allow_cpu`` is set.
 
@@ -66,8 +79,8 @@ def device_line(description: Description, trainer: dict[str, Any]) -> str:
         count = torch.cuda.device_count() if together else count
         device = torch.cuda.get_device_properties(torch.cuda.current_device())
         name, memory = device.name, device.total_memory * (count if together else 1)
-    sizes = [f"weights {_size(description.weight_bytes)}"] if description.weight_bytes else []
-    sizes += [_size(memory) + (" each" if kind == "cuda" and count > 1 and not together else "")] if memory else []
+    sizes = [f"weights {in_words(description.weight_bytes)}"] if description.weight_bytes else []
+    sizes += [in_words(memory) + (" each" if kind == "cuda" and count > 1 and not together else "")] if memory else []
     return f"{f'{count} × ' if count > 1 else ''}{name} {description.dtype}, {' of '.join(sizes)}".removesuffix(", ")
 
 
@@ -90,6 +103,7 @@ def _machine_memory() -> int | None:
         return None
 
 
-def _size(count: int) -> str:
+def in_words(count: float) -> str:
+    """Bytes of memory, in powers of 1024."""
     unit, scale = ("GiB", 2**30) if count >= 2**30 else ("MiB", 2**20)
     return f"{count / scale:.3g} {unit}"

@@ -6,39 +6,19 @@ Lists are written with commas: ``model=llada,dream dataset=gsm8k``. Afterwards r
 from __future__ import annotations
 
 import argparse
-import json
-import shutil
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from omegaconf import DictConfig, OmegaConf
 
 from pipeline.errors import UserError
+from pipeline.fetching import Wanted, fetch_and_check
 
 if TYPE_CHECKING:
-    from adapters.hub import Repository
     from adapters.places import ModelOptions
-    from pipeline.data.base import Dataset
-
-ROOM = 2**28  # bytes left free beside what is fetched: locks, links, and what else is written meanwhile
-
-
-@dataclass(frozen=True)
-class Wanted:
-    """One thing to fetch: what the command line calls it, where it lies, and the option that pins it."""
-
-    label: str
-    repository: Repository
-    option: str
-
-    @property
-    def pins(self) -> list[str]:
-        """The override that fixes the commit, unless it is fixed already."""
-        fixed = self.repository.revision == self.repository.commit
-        return [] if fixed else [f"{self.label}: {self.option}={self.repository.commit}"]
 
 
 def download(overrides: Sequence[str], config_dir: str | None = None) -> None:
@@ -92,7 +72,7 @@ def _fetch_model(node: DictConfig) -> list[str]:
     options = ModelOptions(**plain(node))
     if options.kind == "checkpoint" and options.hub and not options.path:
         wanted = _model(f"model={options.name}", options.hub, options.revision, "model.revision")
-        _fetch(wanted)
+        fetch_and_check(wanted)
         pins = [*wanted.pins, *_fetch_base(options, wanted.repository.folder)]
     else:
         print(f"model={options.name}: nothing to fetch for {options.path or 'the toy'}")
@@ -104,8 +84,8 @@ def _fetch_model(node: DictConfig) -> list[str]:
 
 
 def _model(label: str, hub: str, revision: str | None, option: str) -> Wanted:
-    from adapters.arrival import patterns_of
-    from adapters.hub import look_up
+    from adapters.checkpoints.arrival import patterns_of
+    from adapters.checkpoints.hub import look_up
 
     whole = look_up(hub, revision)
     try:
@@ -117,26 +97,27 @@ def _model(label: str, hub: str, revision: str | None, option: str) -> Wanted:
 
 def _fetch_base(options: ModelOptions, folder: Path) -> list[str]:
     """What lies under a LoRA checkpoint, if it is one and its base is on the hub."""
-    from adapters.places import LORA_CONFIG
+    from adapters.checkpoints.files import LORA_CONFIG, read_json
 
     if not (folder / LORA_CONFIG).is_file():
         return []
-    base = options.base or json.loads((folder / LORA_CONFIG).read_text()).get("base_model_name_or_path")
+    base = options.base or read_json(folder / LORA_CONFIG).get("base_model_name_or_path")
     if not base or base.startswith("tiny/") or Path(base).expanduser().exists():
         return []
     wanted = _model(f"base of model={options.name}", base, options.base_revision, "model.base_revision")
-    _fetch(wanted)
+    fetch_and_check(wanted)
     return wanted.pins
 
 
 def _check_model(options: ModelOptions) -> None:
     """Find and read it as a run would, but for the weights; that also files the revision for runs without a network."""
-    from adapters.arrival import check_headers
     from adapters.description import describe
+    from adapters.loading import check
 
-    description = describe(options)
+    bare = replace(options, device_map=None, quantization={}, compile=False)  # these ask for the machine that runs it
+    description = describe(bare)
     if description.place and not description.place.gguf:
-        count = check_headers(description)
+        count = check(description)
         print(f"model={options.name}: {count} tensors fit {description.family.name}")
 
 
@@ -145,7 +126,7 @@ def _check_model(options: ModelOptions) -> None:
 
 def _fetch_dataset(node: DictConfig) -> list[str]:
     """A dataset from the hub is fetched, checked and prepared; any other is read, which tells whether it is there."""
-    from adapters.hub import look_up
+    from adapters.checkpoints.hub import look_up
     from pipeline.job import make_dataset
 
     if OmegaConf.is_missing(node, "path"):
@@ -153,77 +134,15 @@ def _fetch_dataset(node: DictConfig) -> list[str]:
         return []
     dataset = make_dataset(node)
     dataset.validate()
-    source = _source(dataset)
     wanted = None
-    if source:
-        hub, revision, patterns = source
-        found = look_up(hub, revision, "dataset").matching(patterns)
+    if source := dataset.source():
+        found = look_up(source.hub, source.revision, "dataset").matching(list(source.patterns))
         wanted = Wanted(f"dataset={dataset.name}", found, "dataset.revision")
-        _fetch(wanted)
+        fetch_and_check(wanted)
     else:
         print(f"dataset={dataset.name}: nothing to fetch")
     print(f"dataset={dataset.name}: {len(dataset.samples())} samples")
     return wanted.pins if wanted else []
-
-
-def _source(dataset: Dataset) -> tuple[str, str, list[str]] | None:
-    """Hub id, revision and files of a dataset that comes from the hub."""
-    from pipeline.data.gsm8k import HUB, Gsm8k
-
-    if isinstance(dataset, Gsm8k) and not dataset.path:
-        return HUB, dataset.revision, ["main/*", "README.md"]
-    return None
-
-
-# ---- both ------------------------------------------------------------------------------------------------------------
-
-
-def _fetch(wanted: Wanted) -> None:
-    """The small files first: they tell whether the weights are worth fetching."""
-    from adapters.arrival import check_plan
-    from adapters.hub import check_content, fetch
-
-    repository = wanted.repository
-    _announce(wanted)
-    for file in repository.files:  # what an earlier call left is checked too, before anything is added to it
-        if path := repository.cached(file):
-            check_content(path, file)
-    for file in [file for file in repository.absent if not file.is_weights]:
-        fetch(repository, file)
-    if repository.kind == "model":
-        check_plan(repository)
-    for file in repository.absent:
-        fetch(repository, file)
-    print(f"{wanted.label}: {len(repository.files)} files are what the hub states")
-
-
-def _announce(wanted: Wanted) -> None:
-    """Print what is to be fetched; refuse what does not fit on the disk."""
-    from adapters.hub import cache_folder
-
-    repository, cache = wanted.repository, cache_folder()
-    absent = repository.absent
-    print(f"{wanted.label}: {repository.hub} at {repository.revision} (commit {repository.commit})")
-    for file in sorted(repository.files, key=lambda file: file.name):
-        print(f"  {file.name:<44} {size(file.size):>10}{'' if file in absent else '  here already'}")
-    place = next(path for path in (cache, *cache.resolve().parents) if path.exists())
-    needed, free = sum(file.size for file in absent), shutil.disk_usage(place).free
-    print(f"  to fetch: {len(absent)} files, {size(needed)}, to {cache}, where {size(free)} are free", flush=True)
-    if needed and needed + ROOM > free:
-        raise UserError(
-            f"{wanted.label} needs {size(needed + ROOM)} in {cache}, where {size(free)} are free: "
-            "make room, or set HF_HOME to a folder on a larger disk"
-        )
-
-
-def size(count: int) -> str:
-    """Bytes as a person reads them, in powers of 1000 as disks are sold."""
-    value, unit = float(count), "B"
-    for unit in ("B", "kB", "MB", "GB"):
-        if value < 1000 or unit == "GB":
-            break
-        value /= 1000
-    return f"{count} B" if unit == "B" else f"{value:.2f} {unit}"
 
 
 def _options(words: Sequence[str]) -> argparse.Namespace:

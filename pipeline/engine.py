@@ -10,6 +10,7 @@ from itertools import islice
 from typing import NamedTuple
 
 from adapters.base import MaskedLMAdapter, Request, group_key
+from adapters.readouts import refuse_unknown
 from samplers import Attend, DecodeState, Decoding, Forward, Kind, ModelFacts, Prediction, Role, Sampler
 
 WASTE = 0.25  # largest share of padding in a group
@@ -193,9 +194,11 @@ class Engine:
         kind = Kind.PREFILL if forward.window.stop <= state.prompt_length else forward.kind
         outcome.log.append(Run(kind, forward.role, len(forward.window) * forward.copies, len(forward.context)))
         state.forwards += 1
+        state.steps += bool(forward.want)
+        held = list(zip(state.tokens, state.mask)) if outcome.task.traced else []
         done = self._proceed(row, prediction)
         if outcome.task.traced:
-            outcome.trace.append(_record(forward, kind, state))
+            outcome.trace.append(_record(forward, kind, state, held))
         if done:
             outcome.seconds = time.perf_counter() - row.began
         return done
@@ -259,6 +262,12 @@ def _impossible(forward: Forward, state: DecodeState) -> str | None:
         return error
     if forward.guidance and (forward.context or forward.store or state.model.mask_id is None):
         return "guidance needs a model with a mask token, and a window that reads and stores no keys"
+    if any(slot not in window for slot in forward.inputs):
+        return f"the sampler mixed the inputs of slots {sorted(forward.inputs)}, some of which lie outside {window}"
+    try:
+        refuse_unknown(forward.ask)
+    except ValueError as error:
+        return str(error)
     if not window.start <= low <= high < window.stop:
         return f"the sampler wants slots {min(want)}..{max(want)}, whose rows lie outside {window}"
     return _unserved(forward.attend, state.model)
@@ -298,13 +307,25 @@ def _unserved(attend: Attend | None, model: ModelFacts) -> str | None:
     return None
 
 
-def _record(forward: Forward, kind: Kind, state: DecodeState) -> dict:
-    """A forward and what it changed, as plain JSON."""
+def _record(forward: Forward, kind: Kind, state: DecodeState, held: list[tuple[int, bool]]) -> dict:
+    """A forward and what it changed, as plain JSON.
+
+    A slot that changed and is in none of the three lists kept its token (or stayed undecided): only its confidence is
+    new.
+
+    Args:
+        held: token of each slot before the forward, and whether it was undecided.
+    """
+    changed = list(dict.fromkeys(state.changes))
+    decided = [slot for slot in changed if not held[slot][1]]
     return {
         "forward": state.forwards,
         "kind": kind.value,
         "role": forward.role.value,
         "window": [forward.window.start, forward.window.stop],
         "cached": [forward.context.start, forward.context.stop],
-        "changed": [[slot, state.tokens[slot], round(state.confidences[slot], 6)] for slot in state.changes],
+        "changed": [[slot, state.tokens[slot], round(state.confidences[slot], 6)] for slot in changed],
+        "committed": [slot for slot in changed if held[slot][1] and not state.mask[slot]],
+        "revised": [slot for slot in decided if held[slot][0] != state.tokens[slot] and not state.mask[slot]],
+        "remasked": [slot for slot in decided if state.mask[slot]],
     }

@@ -13,17 +13,14 @@ from rich.console import Console
 from rich.table import Table
 
 from pipeline.errors import UserError
+from pipeline.inspection import OVERVIEW, describe, overview
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
 
     from adapters.facts import Inspection
-    from adapters.memory import Sizes
 
 WIDTH = 100
-SLOTS = 1000  # that memory for keys and values is told of
-READ = ("row i", "row i - 1")
-OVERVIEW = ("model", "family", "parameters", "active", "attention", "block", "token i at", "weights", "cache a row")
 
 
 def inspect_model(cfg: DictConfig, overridden: Sequence[str] = ()) -> Inspection:
@@ -43,152 +40,6 @@ def inspect_model(cfg: DictConfig, overridden: Sequence[str] = ()) -> Inspection
         return inspect(ModelOptions(**plain(named(cfg, overridden).model)))
     except ValueError as error:
         raise UserError(str(error)) from error
-
-
-def describe(found: Inspection, cfg: DictConfig) -> Iterator[tuple[str, str]]:
-    """What is told of one model, in order: label and text."""
-    sizes, facts, source = found.sizes, found.facts, found.source
-    yield "family", f"{found.family.name}, model_type {source.config.get('model_type')}"
-    yield "architecture", f"{sizes.architecture}, native in transformers"
-    yield "parameters", _parameters(sizes)
-    yield (
-        "layers",
-        (
-            f"{sizes.layers} of width {sizes.hidden}, {sizes.heads} heads of {sizes.head_size}, "
-            f"{sizes.key_value_heads} for keys and values"
-        ),
-    )
-    if sizes.experts:
-        shared = f", {sizes.shared_experts} shared by all" if sizes.shared_experts else ""
-        yield "experts", f"{sizes.experts} a layer, {sizes.experts_per_token} a token{shared}"
-    yield "attention", _attention(found)
-    yield "token i", f"is read at {READ[facts.shift]}"
-    yield "ids", _ids(found)
-    yield "longest row", "not stated" if facts.max_positions is None else f"{facts.max_positions} slots"
-    yield "dtype", _dtype(found)
-    yield from _memory(found, cfg)
-    if found.overrides:
-        yield "overrides", ", ".join(f"model.{name}={value}" for name, value in found.overrides.items())
-    yield "samplers", ", ".join(fitting(found)) or "none"
-    yield from _whereabouts(found)
-
-
-def fitting(found: Inspection) -> list[str]:
-    """Samplers that can decode the model."""
-    from samplers import SAMPLERS
-
-    names = []
-    for name, sampler in SAMPLERS.items():
-        try:
-            sampler.check(found.facts)
-        except ValueError:
-            continue
-        names.append(name)
-    return names
-
-
-def overview(found: Inspection) -> tuple[str, ...]:
-    """One line of the table of all models, see `OVERVIEW`."""
-    sizes, facts, dtype = found.sizes, found.facts, found.published_dtype
-    return (
-        str(found.options.name),
-        found.family.name,
-        _count(sizes.parameters),
-        _count(sizes.active) if sizes.experts else "",
-        facts.attention,
-        str(facts.trained_block or ""),
-        READ[facts.shift],
-        size(sizes.weight_bytes(dtype)),
-        size(sizes.cache_bytes(SLOTS, dtype)),
-    )
-
-
-def size(count: float) -> str:
-    """Bytes in words."""
-    unit, scale = ("GiB", 2**30) if count >= 2**30 else ("MiB", 2**20)
-    return f"{count / scale:.3g} {unit}"
-
-
-def _count(parameters: int) -> str:
-    unit, scale = ("B", 10**9) if parameters >= 10**9 else ("M", 10**6)
-    return f"{parameters / scale:.2f} {unit}"
-
-
-def _parameters(sizes: Sizes) -> str:
-    active = f", {_count(sizes.active)} of them for a token" if sizes.experts else ""
-    without = ", the vision tower not counted" if sizes.architecture == "diffusion_gemma" else ""
-    return f"{_count(sizes.parameters)}{active}{', head tied to the embedding' if sizes.tied else ''}{without}"
-
-
-def _attention(found: Inspection) -> str:
-    facts = found.facts
-    start = {"prompt": "the prompt's end", "zero": "position 0"}[facts.block_origin]
-    block = f" of {facts.trained_block}" if facts.trained_block else ""
-    return {
-        "full": "full: a row's keys depend on what comes later, cached ones are approximate",
-        "causal": "causal: cached keys are exact",
-        "canvas": "causal over what is committed, a canvas sees all of itself: cached keys are exact",
-        "blocks": f"by blocks{block} counted from {start}: cached keys of finished blocks are exact",
-    }[facts.attention]
-
-
-def _ids(found: Inspection) -> str:
-    from adapters.families import language_part
-
-    facts, config = found.facts, language_part(found.source.config)
-    mask = "no mask" if facts.mask_id is None else f"mask {facts.mask_id}"
-    ends = ", ".join(map(str, sorted(facts.end_ids))) or "unknown"
-    padding = config.get("pad_token_id")
-    pad = "" if padding is None else f"; padding {padding}"
-    return f"{mask}; ends {ends}{pad}; vocabulary {facts.vocab_size}"
-
-
-def _dtype(found: Inspection) -> str:
-    own, asked = found.published_dtype, found.options.dtype
-    if asked or own == "float32":
-        return asked or own
-    return f"{own} on a GPU, float32 on a CPU"
-
-
-def _memory(found: Inspection, cfg: DictConfig) -> Iterator[tuple[str, str]]:
-    sizes, dtype = found.sizes, found.options.dtype or found.published_dtype
-    kinds = dict.fromkeys((dtype, "bfloat16", "float32"))
-    yield "weights", ", ".join(f"{size(sizes.weight_bytes(kind))} in {kind}" for kind in kinds)
-    yield "cache", f"{size(sizes.cache_bytes(SLOTS, dtype))} a row of {SLOTS} slots in {dtype}"
-    rows, logits = cfg.engine.max_rows, cfg.engine.logits_mib
-    whole = sizes.weight_bytes(dtype) + sizes.cache_bytes(SLOTS * rows, dtype) + logits * 2**20
-    yield (
-        "together",
-        f"{size(whole)} in {dtype} with {rows} such rows and {logits} MiB of logits; activations add to it",
-    )
-
-
-def _whereabouts(found: Inspection) -> Iterator[tuple[str, str]]:
-    options, source = found.options, found.source
-    if options.hub and not options.path:
-        yield "hub", f"{options.hub}, {options.revision or 'no revision pinned'}"
-    if options.base and not options.path:
-        yield "base", f"{options.base}, {options.base_revision or 'no revision pinned'}"
-    yield "told from", source.told
-    if source.adapter:
-        yield "LoRA", str(source.adapter)
-    yield "weights here", _weights(found)
-
-
-def _weights(found: Inspection) -> str:
-    if found.source.file:
-        return f"{found.source.file.name}, which is looked into when it is loaded"
-    if found.source.folder is None:
-        package = found.options.package
-        return f"no, nor is the index{f'; the package {package} carries them' if package else ''}"
-    if found.fit is None and any(found.source.folder.glob("*.safetensors")):
-        return "yes, looked into when they are loaded"
-    if found.fit is None:
-        return "no, nor is the index" if not any(found.source.folder.glob("*.bin")) else "as .bin, not looked into"
-    return f"{'yes' if found.fit.shapes else 'no, only the index'}: {found.fit.sentence()}"
-
-
-# ---- what is printed -------------------------------------------------------------------------------------------------
 
 
 def print_model(cfg: DictConfig, choice: str, overridden: Sequence[str] = (), config_dir: str | None = None) -> None:
@@ -262,35 +113,22 @@ def _console() -> Console:
     return Console(width=WIDTH, markup=False, highlight=False)
 
 
-def main() -> None:
-    import os
-
-    import hydra
+def _look(cfg: DictConfig, overrides: list[str]) -> None:
     from hydra.core.hydra_config import HydraConfig
-    from omegaconf import DictConfig  # noqa: F401 - hydra looks the annotation up
 
-    from pipeline import config
-    from pipeline.cli import Carried, guarded
-    from pipeline.overrides import config_dir, keys, raw
-    from pipeline.sweep import register_launchers
+    from pipeline.overrides import config_dir, keys
 
-    os.environ.setdefault("HF_HUB_OFFLINE", "1")  # a look must not download anything
-    config.register()
-    register_launchers()
+    given, folder = keys(overrides), config_dir()
+    if any(key == "model" or key.startswith("model.") for key in given):
+        print_model(cfg, HydraConfig.get().runtime.choices["model"], given, folder)
+    else:
+        print_models(overrides, folder)
 
-    @hydra.main(version_base="1.3", config_path="../conf", config_name="config")
-    def look(cfg: DictConfig) -> None:
-        composed = HydraConfig.get()
-        overrides, folder = raw(composed.overrides.task), config_dir()
-        try:
-            if any(key == "model" or key.startswith("model.") for key in keys(overrides)):
-                print_model(cfg, composed.runtime.choices["model"], keys(overrides), folder)
-            else:
-                print_models(overrides, folder)
-        except Exception as error:
-            raise Carried from error
 
-    guarded(look)
+def main() -> None:
+    from pipeline.cli import looking
+
+    looking(_look)
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ import ast
 import hashlib
 import inspect
 import json
+import re
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
 from functools import cached_property
@@ -16,7 +17,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from pipeline.config import named, plain, refuse_missing, refuse_unknown
 from pipeline.data.base import Dataset, Sample
-from pipeline.devices import device_type, refuse_absent_devices, refuse_slow
+from pipeline.devices import device_type, refuse_absent_devices, refuse_shared_devices, refuse_slow
 from pipeline.errors import UserError
 from pipeline.prompts import Prompt, choose_prompt
 from pipeline.runs import settings_hash
@@ -28,7 +29,10 @@ if TYPE_CHECKING:
     from adapters.description import Description
 
 _described: dict[str, Description] = {}  # jobs of a sweep share what was read of a model
-IDLE = ("name", "device_map", "allow_cpu", "trust_checkpoint", "published")  # options of a model that change no token
+# options of a model that change no token
+IDLE = ("name", "training", "device_map", "allow_cpu", "trust_checkpoint", "published")
+# what a model's attention tells of its training
+PATTERNS = {"full": "masked diffusion with full attention", "blocks": "block-causal diffusion"}
 
 
 @dataclass
@@ -89,7 +93,7 @@ class Job:
     @cached_property
     def effective(self) -> dict[str, Any]:
         """The configuration with what prompt and sampler came to in place of their options."""
-        sampler = {key: self.config["sampler"][key] for key in ("_target_", "name", "method")}
+        sampler = {key: self.config["sampler"][key] for key in ("_target_", "name", "method", "trained_for")}
         prompt = {"template": self.prompt.template}
         return {**self.config, "prompt": prompt, "sampler": {**sampler, **self.settings.values}}
 
@@ -101,6 +105,23 @@ class Job:
         model |= {"dtype": self.description.dtype, "quantization": model["quantization"] or None}
         code = code_hash(type(self.settings.sampler))
         return settings_hash({**asked, "model": model, "gen_length": self.settings.gen_length, "sampler_code": code})
+
+    @property
+    def trained_for(self) -> str | None:
+        """The training that the preset, or else its sampler, presumes, in words."""
+        return self.config["sampler"]["trained_for"] or type(self.settings.sampler).trained_for
+
+    @property
+    def training_note(self) -> str | None:
+        """One line if the sampler presumes a training by none of the names that the model's goes by."""
+        names = [self.config["model"]["training"], PATTERNS.get(self.description.facts.attention)]
+        if self.description.place:  # the toy is of no family
+            names.append(self.description.family.name)
+        wanted = self.trained_for
+        if wanted is None or any(name and re.search(rf"\b{re.escape(name)}\b", wanted, re.I) for name in names):
+            return None
+        model, sampler, _ = self.names
+        return f"sampler={sampler} presumes a training that model={model} is not known to have had: {wanted}"
 
     def key(self, index: int) -> str:
         """A row's key: the hash of all that can change its tokens."""
@@ -140,8 +161,9 @@ def prepare(cfg: DictConfig, overridden: Sequence[str] = (), in_sweep: bool = Fa
     check_options(config["logger"])
     dataset = make_dataset(cfg.dataset)
     refuse_absent_devices(**config["trainer"])
+    refuse_shared_devices(config["model"]["device_map"], config["trainer"]["devices"])
     samples = dataset.samples()
-    description = describe_model(config["model"], config["trainer"]["accelerator"])
+    description = describe_model(config["model"], config["trainer"]["accelerator"], overridden)
     refuse_slow(description, config["trainer"]["accelerator"])
     refuse_mismatch(cfg, description.facts)
     settings = resolve(
@@ -152,8 +174,12 @@ def prepare(cfg: DictConfig, overridden: Sequence[str] = (), in_sweep: bool = Fa
     return Job(config, description, settings, dataset, samples, prompt, prompts)
 
 
-def describe_model(options: dict[str, Any], accelerator: str = "auto") -> Description:
-    """`adapters.description.describe`, once a process for equal options."""
+def describe_model(options: dict[str, Any], accelerator: str = "auto", overridden: Sequence[str] = ()) -> Description:
+    """`adapters.description.describe`, once a process for equal options.
+
+    Raises:
+        UserError: also for an option in ``overridden``, the command line's keys, that does nothing for the model.
+    """
     from adapters.description import describe
     from adapters.places import ModelOptions
 
@@ -164,7 +190,18 @@ def describe_model(options: dict[str, Any], accelerator: str = "auto") -> Descri
             _described[key] = describe(ModelOptions(**options), device)
         except ValueError as error:
             raise UserError(str(error)) from error
+    _refuse_unused(_described[key], overridden)
     return _described[key]
+
+
+def _refuse_unused(description: Description, overridden: Sequence[str]) -> None:
+    """Refuse an option of the command line that does nothing for the model; a YAML's is told in a note instead."""
+    from adapters.options import unused
+
+    for name, reason in unused(description).items():
+        if f"model.{name}" in overridden:
+            value = vars(description.options)[name]
+            raise UserError(f"model.{name}={value} is not used: {reason}, leave it out")
 
 
 def make_dataset(node: DictConfig) -> Dataset:

@@ -9,7 +9,6 @@ from collections.abc import Sequence
 
 from rich.table import Table
 
-from pipeline.errors import UserError
 from samplers import ModelFacts, Sampler
 
 GROUPS = ("model", "sampler", "dataset")
@@ -29,21 +28,23 @@ def print_options(config_dir: str | None = None) -> None:
 
 
 def print_combinations(overrides: Sequence[str] = (), config_dir: str | None = None) -> None:
-    """Which sampler decodes which model; a model that is not on this machine can't be judged and says so.
+    """Which sampler decodes which model; a model that is neither here nor recorded can't be judged and says so.
 
     Args:
         overrides: ``model=`` or ``sampler=`` leave only that row or column, others change what is judged.
     """
     from pipeline.table import console
 
-    models, samplers = (_chosen(group, overrides, config_dir) for group in ("model", "sampler"))
+    models, names = (_chosen(group, overrides, config_dir) for group in ("model", "sampler"))
+    samplers = {name: _sampler(name, config_dir) for name in names}
     rest = [override for override in overrides if override.partition("=")[0] not in ("model", "sampler")]
-    table = Table(title="which sampler decodes which model", title_justify="left")
-    for name in ("model", *samplers):
+    table = Table(title="which sampler decodes which model", title_justify="left", box=None, pad_edge=False)
+    for name in ("model", "samplers"):
         table.add_column(name)
     for model in models:
         facts = _facts([f"model={model}", *rest], config_dir)
-        table.add_row(model, *(_verdict(_sampler(name, config_dir), facts) for name in samplers))
+        fitting = [name for name, sampler in samplers.items() if _decodes(sampler, facts)]
+        table.add_row(model, facts if isinstance(facts, str) else ", ".join(fitting) or f"not {', '.join(names)}")
     console().print(table)
 
 
@@ -55,14 +56,20 @@ def _chosen(group: str, overrides: Sequence[str], config_dir: str | None) -> lis
 
 
 def _facts(overrides: list[str], config_dir: str | None) -> ModelFacts | str:
+    """By the model's files, or by what is recorded of it: neither torch nor transformers is needed."""
+    from adapters.facts import inspect
+    from adapters.places import ModelOptions
     from pipeline.compose import compose
     from pipeline.config import plain
     from pipeline.job import describe_model
 
+    options = plain(compose(overrides, config_dir).model)
     try:
-        return describe_model(plain(compose(overrides, config_dir).model)).facts
-    except UserError:
-        return "not on this machine"
+        if options["kind"] == "checkpoint":
+            return inspect(ModelOptions(**options)).facts
+        return describe_model(options).facts
+    except ValueError:
+        return "not here"
 
 
 def _sampler(name: str, config_dir: str | None) -> type[Sampler]:
@@ -72,41 +79,27 @@ def _sampler(name: str, config_dir: str | None) -> type[Sampler]:
     return sampler_class(compose([f"sampler={name}"], config_dir).sampler._target_)
 
 
-def _verdict(sampler: type[Sampler], facts: ModelFacts | str) -> str:
+def _decodes(sampler: type[Sampler], facts: ModelFacts | str) -> bool:
     if isinstance(facts, str):
-        return facts
+        return False
     try:
         sampler.check(facts)
     except ValueError:
-        return "no"
-    return "yes"
+        return False
+    return True
+
+
+def _look(cfg: object, overrides: list[str]) -> None:
+    from pipeline.overrides import config_dir
+
+    print_options(config_dir())
+    print_combinations(overrides, config_dir())
 
 
 def main() -> None:
-    import os
+    from pipeline.cli import looking
 
-    import hydra
-    from hydra.core.hydra_config import HydraConfig
-
-    from pipeline import config
-    from pipeline.cli import Carried, guarded
-    from pipeline.overrides import config_dir, raw
-    from pipeline.sweep import register_launchers
-
-    os.environ.setdefault("HF_HUB_OFFLINE", "1")  # a list must not download anything
-    config.register()
-    register_launchers()
-
-    @hydra.main(version_base="1.3", config_path="../conf", config_name="config")
-    def both(cfg: object) -> None:
-        folder, overrides = config_dir(), raw(HydraConfig.get().overrides.task)
-        try:
-            print_options(folder)
-            print_combinations(overrides, folder)
-        except Exception as error:
-            raise Carried from error
-
-    guarded(both)
+    looking(_look)
 
 
 if __name__ == "__main__":

@@ -85,7 +85,7 @@ def summarise(rows: Sequence[Row], expected: int, timing: Timing) -> dict[str, F
     decoded = [row for row in rows if row["failure"] not in UNDECODED]
     mixed = len({tuple(row.get(name) for name in HARDWARE) for row in rows}) > 1
     return {
-        **_quality(rows),
+        **_quality(rows if decoded else []),  # what was not decoded at all was not evaluated
         "samples": len(rows),
         "samples_expected": expected,
         "complete": len(rows) == expected,

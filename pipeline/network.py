@@ -8,8 +8,6 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file
 from transformers import (
     LlamaConfig,
     LlamaForCausalLM,
@@ -22,7 +20,9 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
-from adapters.places import ModelOptions, locate, weight_files
+from adapters.description import describe
+from adapters.loading import read_network
+from adapters.places import ModelOptions
 from pipeline.errors import UserError
 from pipeline.recipe import Recipe
 
@@ -66,17 +66,16 @@ def build_model(recipe: Recipe, tokenizer: PreTrainedTokenizerFast) -> PreTraine
 
 
 def take_over(model: PreTrainedModel, start: str) -> None:
-    """Copy another model's tensors of equal name; the others (biases, norms of heads) keep their neutral values.
+    """Copy another model's tensors of equal native name; the others (biases, norms of heads) stay neutral.
 
     Raises:
-        UserError: if it is no model folder, or a tensor has another shape or no place here.
+        UserError: if it is no whole model, or a tensor has another shape or no place here.
     """
     try:
-        folder = locate(ModelOptions(path=start)).folder
-        tensors = {name: tensor for file in weight_files(folder) for name, tensor in load_file(file).items()}
-    except (ValueError, SafetensorError) as error:
-        right = "a folder with config.json and sound .safetensors files, or null for a start from scratch"
-        raise UserError(f"recipe.start={start} is no model to start from: use {right}") from error
+        tensors = read_network(describe(ModelOptions(path=start)), torch.device("cpu")).state_dict()
+    except ValueError as error:
+        right = "a folder with config.json and sound weights, or null for a start from scratch"
+        raise UserError(f"recipe.start={start} is no model to start from: use {right} ({error})") from error
     own = model.state_dict()
     for name, tensor in tensors.items():
         if name not in own or own[name].shape != tensor.shape:

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.environment import environment
-from pipeline.errors import UserError
+from pipeline.errors import NothingDecodedError, UserError
 from pipeline.job import Job, facts_of
-from pipeline.metrics import Timing, summarise
+from pipeline.metrics import UNDECODED, Timing, summarise
 from pipeline.ranks import barrier, world
 from pipeline.runs import RunFolder, folder_name, unique_folder
 from pipeline.stopping import Stopped, stopping_on_signals
@@ -38,6 +38,7 @@ def run_job(job: Job, folder: Path, command: Sequence[str], group: str | None = 
     Raises:
         UserError: if the folder belongs to other settings, or another process writes in it.
         Stopped: on a signal; the folder says ``interrupted`` or ``preempted`` and keeps its rows.
+        NothingDecodedError: if every sample failed; the folder says ``failed`` and keeps its rows.
     """
     home = RunFolder(folder)
     if world()[0] > 0:
@@ -58,6 +59,10 @@ def run_job(job: Job, folder: Path, command: Sequence[str], group: str | None = 
             kept = len(home.rows())
             home.write_status(stopped.state, expected=len(job.samples), rows=kept, error=str(stopped))
             print(f"\n{stopped.state}: {kept} of {len(job.samples)} samples are kept in {folder}", flush=True)
+            raise
+        except NothingDecodedError as error:
+            home.write_status("failed", expected=len(job.samples), rows=len(home.rows()), error=str(error))
+            error.add_note(f"rows: {folder / 'samples.jsonl'}")
             raise
         except BaseException as error:
             home.write_failure(error, expected=len(job.samples), rows=len(home.rows()))
@@ -91,9 +96,25 @@ def _run_claimed(job: Job, home: RunFolder, command: Sequence[str], group: str |
             summary |= _speed_before(home)
         home.write_json("summary.json", summary)
         _mirror(tracker, summary, rows, home)
+    if rows and all(row["failure"] in UNDECODED for row in rows):
+        raise NothingDecodedError(failures_line(rows))
     home.write_status("done", expected=len(job.samples), rows=len(rows), wandb=tracker.location)
     print_summary(summary, job, home.path, tracker.location)
     return summary
+
+
+def failures_line(rows: Sequence[dict[str, Any]]) -> str | None:
+    """One sentence on the samples that could not be decoded: how many of which kind, and why the first."""
+    lost = [row for row in rows if row["failure"] in UNDECODED]
+    if not lost:
+        return None
+    kinds = {"failed": "failed", "too_long": "were too long for the model"}
+    counts = {said: sum(row["failure"] == kind for row in lost) for kind, said in kinds.items()}
+    told = " and ".join(f"{count} {said}" for said, count in counts.items() if count)
+    how_many = f"none of {len(rows)} samples was decoded" if len(lost) == len(rows) else f"of {len(rows)} samples"
+    why = str(lost[0].get("error") or "no reason is known").splitlines()[0]
+    separator = ": " if len(lost) == len(rows) else " "
+    return f"{how_many}{separator}{told}; the first ({lost[0]['id']}): {why}"
 
 
 def _speed_before(home: RunFolder) -> dict[str, Any]:
@@ -202,7 +223,9 @@ def _labels(job: Job, rows: list[dict[str, Any]]) -> dict[str, Any]:
         "sampler": sampler,
         "dataset": dataset,
         "method": job.config["sampler"]["method"] or sampler,
-        "trained_for": type(job.settings.sampler).trained_for,
+        "trained_for": job.trained_for,
+        "training_note": job.training_note,
+        "failures": failures_line(rows),
         "protocol_hash": job.protocol_hash,
         "scorer": job.dataset.scorer,
         "gen_length": job.settings.gen_length,

@@ -14,7 +14,7 @@ from pipeline.config import plain, typed
 from pipeline.errors import UserError
 from samplers import BlockDiffusionSampler, ModelFacts, Sampler
 
-LABELS = ("_target_", "name", "method")
+LABELS = ("_target_", "name", "method", "trained_for")
 DERIVING = {"block_size", "num_blocks", "steps", "tokens_per_step"}  # options that settle the canvas's division
 
 
@@ -85,6 +85,9 @@ def resolve(
     sources = {name: "option" if f"sampler.{name}" in overridden else "preset" for name in values}
     sources["gen_length"] = "option" if "dataset.gen_length" in overridden else "protocol"
     values = _of_right_type(cls, values)
+    for name, value in cls.suited(model).items():
+        if name not in values:
+            values[name], sources[name] = value, "model"
     if issubclass(cls, BlockDiffusionSampler):
         gen_length = _divide(values, sources, gen_length, model, protocol_block)
     try:
@@ -92,12 +95,26 @@ def resolve(
         sampler = cls(**values)
         if isinstance(sampler, BlockDiffusionSampler):
             sampler.refuse_misfit(model)
+            _refuse_unknown_read_outs(sampler)
     except (ValueError, TypeError) as error:
         raise UserError(str(error)) from error
-    for entry in fields(cls):
-        sources.setdefault(entry.name, "default")
-    effective = {entry.name: getattr(sampler, entry.name) for entry in fields(cls)}
+    used = [entry.name for entry in fields(cls) if entry.name in cls.options()]
+    for name in used:
+        sources.setdefault(name, "default")
+    effective = {name: getattr(sampler, name) for name in used}
     return Settings(sampler, gen_length, effective, sources, dropped)
+
+
+def _refuse_unknown_read_outs(sampler: BlockDiffusionSampler) -> None:
+    """Refuse a read-out that cannot be found, where the sampler says before any forward what it will ask for.
+
+    Raises:
+        ValueError: naming it.
+    """
+    if asked := sampler.statistics():
+        from adapters.readouts import refuse_unknown
+
+        refuse_unknown(asked)
 
 
 def _used(cls: type[Sampler], node: DictConfig, drop_unused: bool) -> tuple[dict[str, Any], dict[str, Any]]:

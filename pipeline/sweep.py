@@ -276,7 +276,8 @@ def _close(jobs: Sequence[Planned], job_overrides: Sequence[Sequence[str]]) -> i
 
     home = jobs[0].folder.parent
     varied = _varied([list(given) for given in job_overrides])
-    entries = [_entry(job, varied) for job in jobs]
+    called = _models_apart(jobs)
+    entries = [_entry(job, varied) | {"model": called[_place(job)]} for job in jobs]
     failed = [job for job in jobs if job.state.startswith(("failed", "refused"))]
     points = write_points(home)
     print()
@@ -299,6 +300,31 @@ def _entry(job: Planned, varied: set[str]) -> dict[str, Any]:
     }
 
 
+def _place(job: Planned) -> tuple[str, str]:
+    """A model's name and where it lies, as the configuration has it."""
+    found = OmegaConf.to_container(job.cfg.model, resolve=False)
+    assert isinstance(found, dict)
+    return job.labels[0], str(found["path"] or found["hub"] or "").rstrip("/")
+
+
+def _models_apart(jobs: Sequence[Planned]) -> dict[tuple[str, str], str]:
+    """What each model is called in the table: of several places under one name the shortest ends that differ."""
+    called = {}
+    for name, place in dict.fromkeys(_place(job) for job in jobs):
+        others = {p for n, p in dict.fromkeys(_place(job) for job in jobs) if n == name} - {place}
+        called[name, place] = f"{name} ({_end(place, others)})" if others else name
+    return called
+
+
+def _end(place: str, others: set[str]) -> str:
+    """The fewest last parts of a path that are those of no other."""
+    parts = Path(place).parts
+    for count in range(1, len(parts) + 1):
+        if all(Path(other).parts[-count:] != parts[-count:] for other in others):
+            return "/".join(parts[-count:])
+    return place
+
+
 def _state_on_disk(job: Planned) -> str:
     """Of a job that a signal cut off, or kept from starting."""
     from pipeline.runs import RunFolder
@@ -318,7 +344,7 @@ def _varied(commands: Sequence[Sequence[str]]) -> set[str]:
 
 
 def _notes(jobs: Sequence[Planned]) -> list[str]:
-    """What was dropped, by sampler, and how many combinations were merged."""
+    """What was dropped, by sampler, what was merged, which trainings were presumed in vain, what failed in part."""
     notes = []
     for sampler in dict.fromkeys(job.labels[1] for job in jobs):
         dropped = sorted({name for job in jobs if job.labels[1] == sampler for name in job.dropped})
@@ -333,7 +359,10 @@ def _notes(jobs: Sequence[Planned]) -> list[str]:
             notes.append(f"merged: {' '.join(job.labels[:2])} with {own} stands for {also} too")
         if times := len(job.merged) - len(others):
             notes.append(f"merged: {' '.join(job.overrides)} was given {times + 1} times")
-    return notes
+    untrained = [job.summary.get("training_note") for job in jobs if job.summary]
+    notes += [f"note: {note}" for note in dict.fromkeys(untrained) if note]
+    failures = [(job, job.summary.get("failures")) for job in jobs if job.summary]
+    return [*notes, *(f"{' '.join(job.overrides)}: {line}" for job, line in failures if line)]
 
 
 def _apart(command: Sequence[str], job: Planned) -> str:

@@ -54,9 +54,8 @@ def print_notices(job: Job, folder: Path, kept: int) -> None:
         out.print(f"note: {job.description.notice}")
     if kept:
         out.print(f"continuing: {kept} of {len(job.samples)} samples are there already")
-    trained_for = type(job.settings.sampler).trained_for
-    if trained_for:
-        out.print(f"note: sampler={sampler} presumes a model {trained_for}")
+    if job.training_note:
+        out.print(f"note: {job.training_note}", soft_wrap=True)
     if job.settings.dropped:
         out.print(f"not used by sampler={sampler}, dropped: {_pairs(job.settings.dropped)}")
 
@@ -74,9 +73,13 @@ def print_summary(summary: Summary, job: Job, folder: Path | None = None, tracke
         if value is not None and not (name in SHOWN_IF_POSITIVE and value == 0):
             table.add_row(label, f"{value:.{digits}f}", _interval(summary, interval, digits))
     out.print(table)
+    if summary.get("failures"):
+        out.print(summary["failures"], soft_wrap=True)
     if summary.get("accuracy") is None:
         out.print("accuracy: not scored, the samples carry no reference answer")
     out.print(f"settings: {settings_line(summary)}")
+    if job.training_note:
+        out.print(f"note: {job.training_note}", soft_wrap=True)
     if summary.get("mixed_hardware"):
         out.print("mixed hardware: rows differ in device, dtype, versions or max_rows; no tokens per second")
     if not summary["complete"]:
@@ -117,7 +120,7 @@ def print_sweep(entries: Sequence[dict[str, Any]], notes: Sequence[str]) -> None
     out = console()
     table = Table(title=f"{len(entries)} jobs", title_justify="left")
     for name, justify in (("model", "left"), ("sampler", "left"), ("dataset", "left"), ("settings", "left")):
-        table.add_column(name, justify=justify)  # type: ignore[arg-type]
+        table.add_column(name, justify=justify, overflow="fold")  # type: ignore[arg-type]
     for name in ("accuracy", "95 % interval", "tokens per forward", "nfe", "state"):
         table.add_column(name, justify="right")
     for entry in entries:

@@ -30,7 +30,8 @@ def verify(overrides: Sequence[str], path: str, config_dir: str | None = None) -
     """
     import torch
 
-    from pipeline.agreement import coarser, compare_answers, compare_forward, compare_prompts
+    from pipeline.agreement import coarser, compare_forward, compare_prompts
+    from pipeline.answers import compare_answers
     from pipeline.compose import compose
     from pipeline.config import named, plain
     from pipeline.devices import device_type, refuse_absent_devices, refuse_slow
@@ -44,7 +45,7 @@ def verify(overrides: Sequence[str], path: str, config_dir: str | None = None) -
     refuse_absent_devices(**trainer)
     options["dtype"] = options["dtype"] or reference.dtype  # like with like
     accelerator = trainer["accelerator"]
-    description = describe_model(options, accelerator)
+    description = describe_model(options, accelerator, keys(list(overrides)))
     refuse_slow(description, accelerator)
     _refuse_mismatch(reference, description)
     settings = _settings(cfg, reference, overrides, description)

@@ -2,14 +2,46 @@
 
 from samplers.autoregressive import AutoregressiveSampler
 from samplers.base import BlockDiffusionSampler, Decoding, Sampler
+from samplers.block_threshold import BlockThresholdSampler
 from samplers.cache import CACHES, CachePolicy
 from samplers.confidence import ConfidenceSampler
-from samplers.forward import CAUSAL, FULL, Attend, Forward, Guidance, Kind, Law, Prediction, Role
+from samplers.credit import CreditSampler
+from samplers.d2f import D2FSampler
+from samplers.d3llm import D3LLMSampler
+from samplers.dmax import DMaxSampler
+from samplers.dream import DreamSampler
+from samplers.entropy_bound import EntropyBoundSampler
+from samplers.fast_dllm_dream import FastDLLMDreamSampler
+from samplers.fast_dllm_v2 import FastDLLMV2Sampler
+from samplers.forward import CAUSAL, FULL, Attend, Forward, Guidance, Kind, Law, Prediction, Role, Soft
+from samplers.hierarchy import HierarchySampler
+from samplers.llada2 import Llada2Sampler
+from samplers.multibd import MultiBDSampler
+from samplers.quota import QuotaSampler
+from samplers.sdar import SdarSampler
 from samplers.state import DecodeState, ModelFacts, stream_key, uniform
 from samplers.threshold import ThresholdSampler
 
 SAMPLERS: dict[str, type[Sampler]] = {
-    cls.method_name: cls for cls in (ConfidenceSampler, ThresholdSampler, AutoregressiveSampler)
+    cls.method_name: cls
+    for cls in (
+        ConfidenceSampler,
+        D2FSampler,
+        D3LLMSampler,
+        MultiBDSampler,
+        DMaxSampler,
+        DreamSampler,
+        EntropyBoundSampler,
+        FastDLLMDreamSampler,
+        FastDLLMV2Sampler,
+        ThresholdSampler,
+        BlockThresholdSampler,
+        CreditSampler,
+        HierarchySampler,
+        AutoregressiveSampler,
+        SdarSampler,
+        Llada2Sampler,
+    )
 }
 
 __all__ = [
@@ -20,18 +52,33 @@ __all__ = [
     "Attend",
     "AutoregressiveSampler",
     "BlockDiffusionSampler",
+    "BlockThresholdSampler",
     "CachePolicy",
     "ConfidenceSampler",
+    "CreditSampler",
+    "D2FSampler",
+    "D3LLMSampler",
+    "DMaxSampler",
     "DecodeState",
     "Decoding",
+    "DreamSampler",
+    "EntropyBoundSampler",
+    "FastDLLMDreamSampler",
+    "FastDLLMV2Sampler",
     "Forward",
     "Guidance",
+    "HierarchySampler",
     "Kind",
     "Law",
+    "Llada2Sampler",
     "ModelFacts",
+    "MultiBDSampler",
     "Prediction",
+    "QuotaSampler",
     "Role",
     "Sampler",
+    "SdarSampler",
+    "Soft",
     "ThresholdSampler",
     "stream_key",
     "uniform",

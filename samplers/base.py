@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import ClassVar
 
@@ -60,6 +60,11 @@ class Sampler(ABC):
                 f"sampler={cls.method_name} needs {' or '.join(sorted(cls.attentions))} attention, "
                 f"which the model does not serve (it serves {', '.join(sorted(model.attentions))})"
             )
+
+    @classmethod
+    def suited(cls, model: ModelFacts) -> Mapping[str, object]:
+        """Options whose default depends on the model, with what they are on this one."""
+        return {}
 
     def canvas_length(self, prompt_length: int, asked: int, model: ModelFacts) -> int:
         """Slots of the canvas where ``asked`` tokens are wanted behind a prompt: as many, but for whole blocks."""
@@ -157,12 +162,12 @@ class BlockDiffusionSampler(Sampler):
                     break
                 forward = policy.forward(state, block, step, self.wanted(state, block, step))
                 forward = replace(forward, attend=attend, guidance=guidance)
-                prediction = yield replace(forward, law=law, ask=ask, draw=state.forwards)
+                prediction = yield replace(forward, law=law, ask=ask, draw=state.steps)
                 self.update_state(state, prediction, step)
-            for forward in policy.commit(state, block):
-                yield replace(forward, attend=attend)
             if self.early_stop and state.ended(block.stop):
                 return
+            for forward in policy.commit(state, block):
+                yield replace(forward, attend=attend)
 
     @abstractmethod
     def update_state(self, state: DecodeState, prediction: Prediction, step: int) -> None:

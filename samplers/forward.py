@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from enum import StrEnum
 
 
@@ -81,6 +81,17 @@ class Guidance:
 
 
 @dataclass(frozen=True, slots=True)
+class Soft:
+    """A mixture of embeddings in place of a slot's own: sum of weight times embedding, what lacks to 1 is the mask's.
+
+    The mixture is then scaled to the weighted mean of its parts' lengths (DMax, arXiv 2604.08302).
+    """
+
+    ids: tuple[int, ...]
+    weights: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Forward:
     """One run of the model on a window of slots; slots are absolute positions, the prompt included.
 
@@ -93,10 +104,13 @@ class Forward:
             begins; whatever else was stored from the first of their new slots on is dropped. An accepted path of a
             tree; with slots in place already, or none, a crop. Keys keep the rotary position they were computed at.
             None changes nothing.
+        inputs: slots of the window that are shown as mixtures instead of the ids they hold.
         attend: visibility inside the window; None is the model's own pattern, if that is full or causal.
         guidance: runs a second copy of the window along, which is never stored; needs a window without context.
         law: how tokens are drawn; `draw` numbers the draws of this sequence.
-        ask: further statistics of the wanted slots, out of ``margin`` and ``entropy``.
+        ask: further statistics of the wanted slots: ``margin``, ``entropy``, and read-outs of the sampler's own by
+            name, ``module.function`` (see "Read-outs" in docs/extending.md).
+        rivals: ids of wanted slots whose probability is asked besides that of the token.
         kind, role: see "Counting" in docs/metrics.md.
     """
 
@@ -105,11 +119,13 @@ class Forward:
     context: range = range(0)
     store: range = range(0)
     keep: Sequence[int] | None = None
+    inputs: Mapping[int, Soft] = field(default_factory=dict)
     attend: Attend | None = None
     guidance: Guidance | None = None
     law: Law = GREEDY
     draw: int = 0
     ask: frozenset[str] = frozenset()
+    rivals: Mapping[int, Sequence[int]] = field(default_factory=dict)
     kind: Kind = Kind.DENOISE
     role: Role = Role.TARGET
 
@@ -129,6 +145,8 @@ class Prediction:
         confidence: probability of that id, 0..1 (see `Law`), computed in float32 or better.
         margin: probability of the best minus that of the second best, if asked.
         entropy: of the raw softmax, in nats, if asked.
+        rivals: probability of the ids asked for besides, by slot and id; under the same law as the confidence.
+        read: numbers of the read-outs asked for, one after the other in the order of their names.
         finite: False if a logit read was not a number or plus infinity, or all were minus infinity; the engine then
             fails the sample.
     """
@@ -138,4 +156,6 @@ class Prediction:
     confidence: dict[int, float]
     margin: dict[int, float] | None = None
     entropy: dict[int, float] | None = None
+    rivals: dict[int, dict[int, float]] = field(default_factory=dict)
+    read: dict[int, tuple[float, ...]] = field(default_factory=dict)
     finite: bool = True

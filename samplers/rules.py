@@ -25,7 +25,7 @@ ORDERS: dict[str, Score] = {
     "probability": lambda state, prediction, slot: prediction.confidence[slot],
     "margin": _margin,
     "entropy": _negative_entropy,
-    "random": lambda state, prediction, slot: state.uniform(slot, -1 - state.forwards),  # apart from the token draws
+    "random": lambda state, prediction, slot: state.uniform(slot, -1 - state.steps),  # apart from the token draws
     "left_to_right": lambda state, prediction, slot: -float(slot),
 }
 

@@ -50,6 +50,7 @@ class DecodeState:
         model: what is true of the model.
         stream: key of this sequence's random numbers (see `uniform`).
         forwards: forwards made so far, kept by the engine.
+        steps: those of them that were asked for a token; they number the draws, whatever a cache adds in forwards.
         committed_at: forwards made when a slot got the token it holds; -1 for the prompt and undecided slots.
         revised: committed tokens that changed later.
         changes: slots changed since the engine last asked.
@@ -64,6 +65,7 @@ class DecodeState:
     model: ModelFacts
     stream: int = 0
     forwards: int = 0
+    steps: int = 0
     committed_at: list[int] = field(default_factory=list)
     revised: int = 0
     changes: list[int] = field(default_factory=list)

@@ -60,19 +60,20 @@ class Case:
     @property
     def batched(self) -> bool:
         """A prompt is a list of rows; counts are of the whole batch in lock-step, and rows stop where others do."""
-        return bool(self.settings.get("batched"))
+        return isinstance(self.content["prompts"][0][0], list)
 
     def prompts(self) -> Iterator[Prompt]:
         """Those that bind: stable ones whose code can be reproduced."""
-        content = self.content
-        lengths = content.get("forward_lens") or [None] * len(content["prompts"])
-        listed = zip(
-            *(content[name] for name in ("stable_under_perturbation", "prompts", "output", "forwards", "nfe")), lengths
-        )
-        for stable, prompt, output, forwards, nfe, lens in listed:
-            if stable and self.batched:
+        content, count = self.content, len(self.content["prompts"])
+        told = (content[name] for name in ("stable_under_perturbation", "prompts", "output", "forwards"))
+        untold = (content.get(name) or [None] * count for name in ("nfe", "forward_lens"))
+        repeatable = content.get("reproducible", [True] * count)  # by prompt, where it is said at all
+        for stable, prompt, output, forwards, nfe, lens, repeats in zip(*told, *untold, repeatable, strict=True):
+            if not (stable and repeats):
+                continue
+            if self.batched:
                 yield from (Prompt(row, said, None, None, None) for row, said in zip(prompt, output, strict=True))
-            elif stable:
+            else:
                 yield Prompt(prompt, output, forwards, nfe, lens)
 
 
@@ -86,14 +87,14 @@ class Prompt:
 
 
 def cases(family: str, *files: str) -> list[Any]:
-    """Parameters for pytest: every unseeded, reproducible case of a family's files."""
+    """Parameters for pytest: every unseeded case of a family's files."""
     found = []
     for file in files:
         path = SHARED / "golden" / family / file
         content = json.loads(path.read_text()) if path.exists() else {"cases": [], "meta": {}}
         model = content["meta"].get("model", "model").split(" ")[0]
         for case in content["cases"]:
-            if "seed" not in case and case.get("reproducible", True):
+            if "seed" not in case:
                 folder = str((Path(family) / model).as_posix())
                 found.append(pytest.param(Case(case["name"], folder, case["settings"], case), id=case["name"]))
     return found
@@ -113,8 +114,8 @@ def decode(case: Case, ours: Ours, sampler: Any = None, max_rows: int = 1) -> li
     """The case's prompts, in order."""
     adapter = adapter_of(case, ours)
     tasks = [Task(i, prompt.ids, ours.length) for i, prompt in enumerate(case.prompts())]
-    slots = max(len(t.prompt) + ours.sampler.canvas_length(len(t.prompt), ours.length, adapter.facts) for t in tasks)
-    outcomes = Engine(adapter, sampler or ours.sampler, max_rows).decode(tasks, slots)
+    lengths = [len(t.prompt) + ours.sampler.canvas_length(len(t.prompt), ours.length, adapter.facts) for t in tasks]
+    outcomes = Engine(adapter, sampler or ours.sampler, max_rows).decode(tasks, max(lengths, default=1))
     return sorted(outcomes, key=lambda outcome: outcome.task.index)
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import pickle
+import re
 import shutil
 import subprocess
 import sys
@@ -170,6 +172,51 @@ def test_bin_files_whole_or_in_shards_hold_the_same_model(tmp_path: Path, zipped
         torch.save({name: whole[name] for name in whole if weight_map[name] == shard}, folder / shard)
     (folder / "pytorch_model.bin.index.json").write_text(json.dumps({"weight_map": weight_map}))
     assert all(torch.equal(tensor, whole[name]) for name, tensor in _weights(folder).items())
+
+
+@pytest.mark.parametrize(
+    "content", [b"garbage in this file", b"", b"\x80\x02K\x01K\x02a.", b"]K\x01a" * 9, b"PK\x03\x04torn"]
+)
+@pytest.mark.parametrize("trusted", [False, True])
+def test_a_broken_file_is_called_broken_and_no_trust_is_asked_for(
+    training: Path, content: bytes, trusted: bool
+) -> None:
+    (training / "plain.ckpt").write_bytes(content)
+    with pytest.raises(ValueError) as caught:
+        _weights(training / "plain.ckpt", trust_checkpoint=trusted)
+    assert re.search("is no whole file of torch.save|is no Lightning checkpoint", str(caught.value))
+    assert "trust_checkpoint" not in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_a_malicious_pickle_is_refused_by_the_name_of_what_it_would_run(training: Path) -> None:
+    torch.save({"state_dict": {"a": _Shell()}}, training / "bad.ckpt")
+    with pytest.raises(ValueError, match=r"bad\.ckpt holds (posix|os)\.system, which could run code") as caught:
+        _weights(training / "bad.ckpt")
+    assert "\n" not in str(caught.value)
+
+
+class _Shell:
+    def __reduce__(self) -> tuple:
+        return (os.system, ("true",))
+
+
+def test_a_checkpoint_of_a_late_pickle_protocol_is_read_on_trust_and_without_a_warning(training: Path) -> None:
+    state = {f"model.{name}": tensor for name, tensor in load_file(MODEL / "model.safetensors").items()}
+    torch.save({"state_dict": state}, training / "late.ckpt", pickle_protocol=4)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with pytest.raises(ValueError, match=r"holds a pickle of protocol 4, .* set model\.trust_checkpoint=true only"):
+            _weights(training / "late.ckpt")
+        _weights(training / "late.ckpt", trust_checkpoint=True)
+
+
+@pytest.mark.parametrize("content", [b"garbage", b"", pickle.dumps({"a": 1}), b"]K\x01a" * 9, b"\x80\x05\x95\xff"])
+def test_metadata_that_is_none_is_told_in_one_sentence(training: Path, content: bytes) -> None:
+    folder = training / "step=9"
+    write_distributed(folder)
+    (folder / ".metadata").write_bytes(content)
+    with pytest.raises(ValueError, match=r"\.metadata (cannot be read|is no checkpoint's metadata)"):
+        _weights(folder)
 
 
 def test_a_file_that_is_no_lightning_checkpoint_is_told(training: Path) -> None:

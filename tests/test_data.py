@@ -339,3 +339,9 @@ def test_the_yaml_of_a_dataset_lists_its_options(kind: str) -> None:
         options.path = None
     changed = {name for name in schema if options[name] != schema[name]}
     assert changed <= {"arithmetic": {"limit"}, "gsm8k": {"block_size"}, "jsonl": set()}[kind]
+
+
+def test_a_dataset_says_what_it_takes_from_the_hub() -> None:
+    found = Gsm8k(revision="abc").source()
+    assert found and (found.hub, found.revision, "main/*" in found.patterns) == ("openai/gsm8k", "abc", True)
+    assert Gsm8k(path="x.jsonl").source() is None and ArithmeticDataset().source() is None

@@ -10,6 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from pipeline.compose import compose
+from pipeline.devices import refuse_shared_devices
+from pipeline.errors import UserError
+from pipeline.job import prepare
 from tests.commands import MY_SAMPLER, Here, Process, lines, write_my_sampler
 from tests.conftest import OFFLINE, ROOT, CommandLine
 from tests.test_tracking import run_folders, stored
@@ -86,3 +90,20 @@ def test_folders_of_runs_are_never_shared_by_accident(here: Here) -> None:
     for _ in range(2):
         here(*MY_SAMPLER, "dataset.limit=1", "logger=none")
     assert len(list((Path(here.folder) / "outputs").glob("*/*/status.json"))) == 2
+
+
+def test_a_model_spread_over_all_gpus_refuses_several_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+    refuse_shared_devices("auto", 1)
+    refuse_shared_devices(None, 2)
+    with pytest.raises(UserError, match=r"model.device_map=auto spreads .* but 2 processes would each do so: use"):
+        refuse_shared_devices("auto", 2)
+    for name, value in (("TORCHELASTIC_RUN_ID", "x"), ("RANK", "0"), ("WORLD_SIZE", "4")):
+        monkeypatch.setenv(name, value)
+    with pytest.raises(UserError, match="but 4 processes"):
+        refuse_shared_devices("auto", 1)
+
+
+def test_it_is_refused_before_the_model_is_looked_for() -> None:
+    cfg = compose(["model=llada", "model.path=nowhere", "model.device_map=auto", "trainer.devices=2", "logger=none"])
+    with pytest.raises(UserError, match=r"model.device_map=auto spreads"):
+        prepare(cfg)

@@ -186,6 +186,7 @@ def test_faults_of_hub_and_network_are_one_sentence(
 
 
 def test_the_base_of_a_lora_is_fetched_too(here: Here, hub: Hub, tmp_path: Path) -> None:
+    pytest.importorskip("peft")
     from safetensors.torch import save
     from torch import zeros
 

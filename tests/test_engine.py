@@ -61,7 +61,8 @@ def tasks(count: int = 9, canvas: int = CANVAS) -> list[Task]:
 
 
 def decode(adapter: Any, sampler: Sampler, work: Sequence[Task], max_rows: int = 8) -> dict[int, Outcome]:
-    slots = max(len(task.prompt) + task.length for task in work)
+    facts = adapter.facts
+    slots = max(len(t.prompt) + sampler.canvas_length(len(t.prompt), t.length, facts) for t in work)
     return {outcome.task.index: outcome for outcome in Engine(adapter, sampler, max_rows).decode(work, slots)}
 
 

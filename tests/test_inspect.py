@@ -16,11 +16,15 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from adapters.checkpoints.fit import Targets, fit
 from adapters.description import describe
 from adapters.facts import Inspection, inspect
+from adapters.loading import check, load
 from adapters.places import ModelOptions
+from adapters.tensors import Piece
 from pipeline.compose import compose, options
-from pipeline.inspect import OVERVIEW, WIDTH, all_models, overview, print_model
+from pipeline.inspect import WIDTH, all_models, print_model
+from pipeline.inspection import OVERVIEW, overview
 from tests.commands import Here
 from tests.conftest import ROOT
 from tests.shared import shared
@@ -161,7 +165,7 @@ def test_an_index_is_enough_to_place_the_tensors_by_name(folder: Path) -> None:
     found = of_folder(folder).fit
     assert found and (found.left_over, found.unfilled) == (("extra",), ("model.norm.weight",))
     index.write_text("[]")
-    with pytest.raises(ValueError, match="is no index of a checkpoint"):
+    with pytest.raises(ValueError, match="is no index of shards"):
         of_folder(folder).fit  # noqa: B018 - read when asked for
 
 
@@ -174,12 +178,15 @@ def test_no_weights_at_all_is_said(folder: Path, here: Here) -> None:
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
-        (lambda tensors: tensors | {"extra": torch.zeros(1)}, r"of 37 tensors 1 have no place \(extra\)"),
+        (lambda tensors: tensors | {"extra": torch.zeros(1)}, r"1 tensor has no place \(extra \(1,\)\)"),
         (
             lambda tensors: tensors | {"model.norm.weight": torch.ones(7)},
-            r"1 have a wrong shape .*\[7\] instead of \[64\]",
+            r"model.norm.weight has the shape \(7,\), the configuration wants \(64,\)",
         ),
-        (lambda tensors: {k: v for k, v in tensors.items() if k != "model.norm.weight"}, r"1 parameters get no tensor"),
+        (
+            lambda tensors: {k: v for k, v in tensors.items() if k != "model.norm.weight"},
+            r"1 parameter got no tensor \(model.norm.weight\)",
+        ),
     ],
 )
 def test_tensors_that_do_not_fit_are_told_and_refused(folder: Path, here: Here, change: Any, sentence: str) -> None:
@@ -190,7 +197,7 @@ def test_tensors_that_do_not_fit_are_told_and_refused(folder: Path, here: Here, 
     )
 
 
-def test_an_expert_too_many_and_fused_projections_of_a_wrong_height_have_no_place(tmp_path: Path) -> None:
+def test_an_expert_too_many_and_fused_projections_of_a_wrong_height_are_told(tmp_path: Path) -> None:
     copied = tmp_path / "moe"
     shutil.copytree(shared("golden", "llada2_moe", "model"), copied, copy_function=shutil.copyfile)
     tensors = load_file(copied / "model.safetensors")
@@ -201,8 +208,34 @@ def test_an_expert_too_many_and_fused_projections_of_a_wrong_height_have_no_plac
     tensors[fused] = tensors[fused][:-1].clone()
     save_file(tensors, copied / "model.safetensors")
     found = of_folder(copied).fit
-    assert found and found.left_over == ("model.layers.1.mlp.experts.16.up_proj.weight",)
-    assert found.misshapen == (f"{fused} [127, 64] instead of [128, 64]",)
+    assert found and (found.left_over, found.unfilled) == ((), ())
+    assert set(found.wrong) == {
+        "model.layers.1.mlp.experts.16.up_proj.weight is of expert 16, the configuration's last is 15",
+        f"{fused} has the shape (127, 64), the configuration wants (128, 64)",
+    }
+
+
+def test_inspecting_checking_and_loading_say_the_same_of_a_folder(folder: Path) -> None:
+    """Also of what may be left over, and of two tensors for one place."""
+    tensors = load_file(folder / "model.safetensors")
+    description = describe(ModelOptions("it", path=str(folder)))
+    save_file({**tensors, "model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(8)}, folder / "model.safetensors")
+    assert (found := of_folder(folder).fit) and found.faultless and check(description) == found.tensors == 37
+    load(description, torch.device("cpu"))
+    save_file({**tensors, "stray": torch.ones(8)}, folder / "model.safetensors")
+    found = of_folder(folder).fit
+    for refuse in (check, lambda it: load(it, torch.device("cpu"))):
+        with pytest.raises(ValueError) as caught:
+            refuse(description)
+        assert found and str(caught.value) == f"{folder} does not fit Qwen3ForCausalLM: {found.sentence()}"
+
+
+def test_two_tensors_for_one_place_are_told_even_if_one_is_a_part_of_it() -> None:
+    targets, twin = Targets({"a": (4, 2), "b": (3, 2, 2)}), {"x": [Piece("a")], "y": [Piece("a")]}
+    assert fit({"x": (4, 2), "y": (4, 2)}, targets, twin.__getitem__).wrong == ("x and y are both a",)
+    part = {"x": [Piece("b")], "y": [Piece("b", expert=1)], "z": [Piece("a")]}
+    found = fit({"x": (3, 2, 2), "y": (2, 2), "z": None}, targets, part.__getitem__)
+    assert found.wrong == ("b is filled more than once",) and not found.unfilled and not found.shapes
 
 
 def test_a_lora_folder_is_told_by_a_base_folder_or_by_recorded_facts(tmp_path: Path) -> None:
@@ -225,7 +258,7 @@ BROKEN: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "a missing size": ({"hidden_size": None}, r"lacks 'hidden_size'"),
     "a size in words": ({"hidden_size": "abc"}, r"hidden_size=abc is out of range: use a whole number from 1 up"),
-    "no width that can be cut": ({"hidden_size": "abc", "head_dim": None}, r"holds a value that is none"),
+    "no width that can be cut": ({"hidden_size": "abc", "head_dim": None}, r"hidden_size=abc is out of range"),
     "no layers": ({"num_hidden_layers": 0}, r"num_hidden_layers=0 is out of range"),
     "heads in words": ({"num_attention_heads": "abc"}, r"num_attention_heads=abc is out of range"),
 }

@@ -10,12 +10,14 @@ from typing import Any
 import pytest
 import torch
 from omegaconf import OmegaConf
+from safetensors.torch import load_file, save_file
 
 from adapters.description import Description
 from adapters.places import TINY
 from pipeline import devices, evaluation
 from pipeline.compose import compose
 from pipeline.devices import device_line
+from pipeline.errors import UserError
 from pipeline.evaluation import load_model
 from pipeline.job import Job, prepare
 from pipeline.run import run_job
@@ -92,7 +94,8 @@ def test_two_folders_of_one_name_never_mix(here: Here) -> None:
         *("model.compile=true", "model.quantization={quant_method: fp8, modules: {a: 1}}", "prompt.template=raw"),
     ],
 )
-def test_what_can_change_a_token_makes_other_rows(option: str) -> None:
+def test_what_can_change_a_token_makes_other_rows(option: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("adapters.checkpoints.quantized.check", lambda settings: None)  # wherever its quantiser runs
     one, other = job("sampler.block_size=8"), job("sampler.block_size=8", option)
     assert one.key(0) != other.key(0) and one.hash != other.hash
 
@@ -141,6 +144,68 @@ def test_rows_are_read_and_compared_once_before_and_once_after_the_claim(
     run_job(made, tmp_path / "run", ["python"])
     assert len(looked) == decoding + 1 and decoding <= 4  # the two looks, the merge of the ranks, the summary
     assert made.key(0) is made.key(0)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("model=toy", "model.path=/nope"), "model.path=/nope is not used: model.kind=toy has no weights"),
+        (("model.base=a/b",), "model.base=a/b is not used: "),
+        (("model.base_revision=x",), "model.base_revision=x is not used: "),
+        (("model.package=mine",), "model.package=mine is not used: model.path=tiny/llada is what is read"),
+        (("model=smollm2", "model.path=tiny/llada", "model.hub=a/b"), "model.hub=a/b is not used: model.path="),
+        (("model=smollm2", "model.path=tiny/llada", "model.revision=x"), "model.revision=x is not used: model.path="),
+        (("model.path={bare}", "model.end_tokens=[x]"), "model.end_tokens=['x'] is not used: "),
+    ],
+)
+def test_an_option_that_does_nothing_is_refused_by_name(tmp_path: Path, words: tuple[str, ...], said: str) -> None:
+    bare = copy_of_tiny(tmp_path / "bare")
+    for file in bare.glob("tokenizer*"):
+        file.unlink()
+    with pytest.raises(UserError) as caught:
+        job(*(word.format(bare=bare) for word in words))
+    assert said in str(caught.value)
+
+
+def test_a_yamls_hub_gives_way_to_a_path(tmp_path: Path) -> None:
+    assert job("model=smollm2", "model.path=tiny/llada").description.notice is None
+
+
+# ---- where nothing could be decoded ----------------------------------------------------------------------------------
+
+
+def test_a_run_of_failures_alone_has_no_accuracy_and_ends_as_failed(
+    here: Here, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tensors = load_file(copy_of_tiny(here.folder / "nan") / "model.safetensors")
+    save_file({name: tensor * float("nan") for name, tensor in tensors.items()}, here.folder / "nan/model.safetensors")
+    words = (*RUN, "model.path=nan")
+    for _ in range(2):  # the same command again does not make it a success
+        out, err = here(*words, "run=a", code=1)
+        assert err.startswith("error: none of 2 samples was decoded: 2 failed; the first (") and err.count("\n") == 1
+    run = here.run("a")
+    assert (run.summary["accuracy"], run.summary["accuracy_low"], run.summary["failed_rate"]) == (None, None, 1.0)
+    assert run.status["state"] == "failed" and len(run.rows) == 2
+    out, _ = here("-m", *words, "seed=0,1", code=1)
+    assert [run.status["state"] for run in here.sweep("sweep")] == ["failed", "failed"]
+    assert "failed: none of 2 samples was decoded" in out
+
+
+def test_some_failures_are_told_in_a_sentence(here: Here) -> None:
+    (here.folder / "q.jsonl").write_text(
+        '{"question": "1+1=?", "answer": "2"}\n{"question": "' + "1+" * 2000 + '1=?", "answer": "2"}\n'
+    )
+    out, _ = here(*RUN, "dataset=jsonl", "dataset.path=q.jsonl", "dataset.gen_length=32", "run=a")
+    assert "of 2 samples 1 were too long for the model; the first (" in out
+    assert here.run("a").status["state"] == "done" and here.run("a").summary["accuracy"] is not None
+
+
+def test_folders_of_one_name_are_told_apart_in_a_sweeps_table(here: Here) -> None:
+    for place in ("a/model", "b/model"):
+        copy_of_tiny(here.folder / place)
+    (here.folder / "b/model/config.json").write_text((here.folder / "b/model/config.json").read_text() + "\n")
+    out, _ = here("-m", *RUN, "model.path=a/model,b/model", "dataset.limit=1")
+    assert "(a/model)" in out and "(b/model)" in out
 
 
 # ---- where it runs ---------------------------------------------------------------------------------------------------

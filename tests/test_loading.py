@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 from collections.abc import Callable
@@ -14,12 +15,16 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
 from adapters.attention import Visibility
+from adapters.checkpoints.files import content_hash
+from adapters.checkpoints.sources import Tokens
 from adapters.description import Description, describe
+from adapters.facts import Stated, model_facts
 from adapters.families import family_of
 from adapters.head import WholeHead
 from adapters.loading import load
 from adapters.native import build, native_config
-from adapters.places import TINY, ModelOptions, content_hash
+from adapters.options import unused
+from adapters.places import TINY, ModelOptions
 from adapters.tensors import pieces
 from adapters.transformer import TransformerAdapter
 from tests.models import LLADA_CONFIG, llada_tensors, write_llada
@@ -356,7 +361,7 @@ def test_nothing_is_copied_before_everything_has_a_place(tmp_path: Path, monkeyp
     def fail(*arguments: object) -> None:
         pytest.fail("weights were copied")
 
-    monkeypatch.setattr("adapters.loading.copy", fail)
+    monkeypatch.setattr("adapters.checkpoints.network.copy", fail)
     tensors = llada_tensors(LLADA_CONFIG)
     tensors["model.transformer.zzz.weight"] = torch.zeros(1)  # the last one
     assert "has no place" in refusal(write_llada(tmp_path, tensors))
@@ -393,3 +398,92 @@ def write_llada2(folder: Path) -> Path:
     skeleton = build(native_config(family_of(config), config), torch.float32, torch.device("meta"))
     save_file({n: torch.randn(t.shape) for n, t in skeleton.state_dict().items()}, folder / "model.safetensors")
     return folder
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"attn_logit_softcapping": 50.0, "model_type": "gemma2"}, "caps its attention scores"),
+        ({"model_type": "gpt_oss"}, "has attention sinks"),
+    ],
+)
+def test_attention_that_is_no_plain_softmax_is_refused_by_its_configuration(changes: dict, said: str) -> None:
+    config = {"architectures": ["XForCausalLM"], "vocab_size": 9, **changes}
+    with pytest.raises(ValueError, match=said):
+        model_facts(ModelOptions(), family_of(config), Stated(config, {}), Tokens({}))
+
+
+def test_rows_are_no_longer_than_sliding_layers_see() -> None:
+    config = {"architectures": ["XForCausalLM"], "vocab_size": 9, "max_position_embeddings": 64, "sliding_window": 16}
+    for slides, longest in ((True, 16), (False, 64)):
+        stated = Stated({**config, "use_sliding_window": slides}, {})
+        assert model_facts(ModelOptions(), family_of(config), stated, Tokens({})).max_positions == longest
+
+
+# ---- options, places and permissions --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [
+        *(("path", "/nope"), ("hub", "a/b"), ("revision", "x"), ("dtype", "bfloat16"), ("mask_id", 5), ("shift", 1)),
+        *(("end_ids", [1]), ("end_tokens", ["x"]), ("quantization", {"quant_method": "x"}), ("compile", True)),
+        *(("base", "a/b"), ("confidence_dtype", "model"), ("trust_checkpoint", True), ("published", {"a": 1})),
+    ],
+)
+def test_the_toy_refuses_what_only_a_checkpoint_uses(option: str, value: object) -> None:
+    with pytest.raises(ValueError) as caught:
+        describe(ModelOptions("toy", kind="toy", **{option: value}))  # type: ignore[arg-type]
+    assert str(caught.value).startswith(f"model.{option}={value} is not used: model.kind=toy has no weights")
+
+
+def test_an_option_without_effect_is_told(tmp_path: Path) -> None:
+    write_llada(tmp_path)
+    found = described(tmp_path, end_tokens=["<x>"], base="a/b", hub="a/b", revision="x")
+    assert set(unused(found)) == {"end_tokens", "base", "hub", "revision"}
+    assert found.notice and "model.end_tokens is not used" in found.notice and "model.base is" in found.notice
+    assert "model.hub" not in found.notice, "a YAML's hub beside a path is the normal use"
+    assert described(tmp_path).notice is None
+
+
+def test_a_gguf_is_refused_for_quantising_before_the_quantiser_is_looked_for(tmp_path: Path) -> None:
+    (tmp_path / "x.gguf").write_bytes(b"GGUF")
+    said = refusal(tmp_path / "x.gguf", quantization={"quant_method": "wishful"})
+    assert said == "model.quantization does not go with a .gguf file: leave it out"
+
+
+def test_a_place_that_is_none_is_told_by_its_key(tmp_path: Path) -> None:
+    write_llada(tmp_path)
+    assert "/config.json is a file: give the model's folder, a .gguf or a .ckpt file" in refusal(
+        tmp_path / "config.json"
+    )
+    for hub in ("../../etc", "/nope", "a/b/c", "a b"):
+        with pytest.raises(
+            ValueError, match=rf"model\.hub={re.escape(hub)} is no id of the hub: write it as owner/name"
+        ):
+            describe(ModelOptions("x", hub=hub))
+
+
+@pytest.mark.parametrize("locked", ["", "config.json", "model.safetensors"])
+def test_what_may_not_be_read_is_named_before_anything_is_loaded(tmp_path: Path, locked: str) -> None:
+    folder = tmp_path / "model"
+    folder.mkdir()
+    write_llada(folder)
+    for file in folder.iterdir():
+        file.chmod(0o644)
+    folder.chmod(0o755)
+    tmp_path.chmod(0o755)
+    for parent in list(tmp_path.parents)[:2]:
+        parent.chmod(0o755)
+    (folder / locked).chmod(0)
+    user = os.geteuid()
+    os.seteuid(user or 65534)  # the superuser may read everything
+    try:
+        with pytest.raises(ValueError) as caught:
+            described(folder)
+    finally:
+        os.seteuid(user)
+        (folder / locked).chmod(0o755)
+    said = str(caught.value)
+    assert f"{folder / locked} cannot be read (Permission denied): let this user read it" in said, said
+    assert "adapter_config" not in said and "\n" not in said

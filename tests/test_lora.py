@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -199,13 +200,66 @@ def _nested(tmp_path: Path) -> None:
         ({"layer_replication": [[0, 2]]}, "layer_replication=[[0, 2]] is not served"),
         ({"use_newest_idea": True}, "use_newest_idea=true is not served"),
         ({"target_modules": ["q_proj", "ff_proj"]}, "adapts ff_proj, but adapter_model.safetensors holds none of it"),
-        ({"r": 5}, "cannot be merged into its base"),
+        ({"r": 5}, "adapter_config.json says r=5, but base_model.model."),
+        ({"r": "four"}, 'r="four" is no rank: it is a whole number from 1 up'),
+        ({"r": None}, "r=null is no rank"),
+        ({"rank_pattern": ["q_proj"]}, "rank_pattern="),
+        ({"rank_pattern": {"q_proj": 2}}, "says r=2, but"),
+        ({"lora_alpha": "much"}, 'lora_alpha="much" is no number'),
+        ({"base_model_name_or_path": 5}, "base_model_name_or_path=5 is neither a folder nor a hub id"),
+        ({"base_model_name_or_path": ["a"]}, "is neither a folder nor a hub id"),
     ],
 )
 def test_what_cannot_be_merged_is_refused_by_name(tmp_path: Path, changes: dict[str, Any], said: str) -> None:
     write_base(tmp_path / "base", "llada")
     write_lora(tmp_path / "lora", tmp_path / "base", "llada", **changes)
     assert said in refusal(tmp_path / "lora")
+
+
+def test_a_wrong_rank_is_told_before_a_weight_is_read_and_so_is_a_missing_one(tmp_path: Path) -> None:
+    write_base(tmp_path / "base", "llada")
+    write_lora(tmp_path / "lora", tmp_path / "base", "llada")
+    file = tmp_path / "lora" / "adapter_config.json"
+    settings = json.loads(file.read_text())
+    file.write_text(json.dumps({name: value for name, value in settings.items() if name != "r"}))
+    with pytest.raises(ValueError, match=r"says no r, which means 8, but .*lora_A\.weight is of rank 4"):
+        described(tmp_path / "lora")
+    file.write_text("[]")
+    with pytest.raises(ValueError, match=r"adapter_config\.json holds no JSON object"):
+        described(tmp_path / "lora")
+
+
+def test_a_lora_on_itself_or_in_a_ring_is_refused(tmp_path: Path) -> None:
+    write_lora(tmp_path / "self", tmp_path / "self", "llada")
+    assert "/self must be a whole model, not a LoRA" in refusal(tmp_path / "self")
+    write_lora(tmp_path / "a", tmp_path / "b", "llada")
+    write_lora(tmp_path / "b", tmp_path / "a", "llada")
+    assert "base_model_name_or_path=" in (said := refusal(tmp_path / "a")) and "/b must be a whole model" in said
+
+
+@pytest.mark.parametrize(
+    ("base", "said"),
+    [
+        ("/nope", "model.base=/nope is not on this machine, and no id of the hub: use a folder, or owner/name"),
+        ("../../etc", "model.base=../../etc"),
+        ("a/b/c", "model.base=a/b/c is not on this machine"),
+        ("{lora}/adapter_config.json", "/adapter_config.json is a file: give the model's folder"),
+        ("no one/spaces", "model.base=no one/spaces is not on this machine"),
+        ("some/model", "set model.base to a local model folder"),
+    ],
+)
+def test_a_base_that_is_none_is_told_by_its_key_and_value(tmp_path: Path, base: str, said: str) -> None:
+    write_lora(tmp_path / "lora", None, "llada")
+    told = refusal(tmp_path / "lora", base=base.format(lora=tmp_path / "lora"))
+    assert said in told and "model.path" not in told
+
+
+def test_merging_prints_no_warning(tmp_path: Path) -> None:
+    write_base(tmp_path / "base", "llada")
+    write_lora(tmp_path / "lora", tmp_path / "base", "llada")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        logits(tmp_path / "lora")
 
 
 def test_a_tensor_for_a_module_that_the_base_lacks_is_named(tmp_path: Path) -> None:
@@ -220,8 +274,8 @@ def test_a_tensor_for_a_module_that_the_base_lacks_is_named(tmp_path: Path) -> N
 
 
 def test_a_lora_of_experts_is_refused_and_one_of_a_fused_projection_is_cut_apart(tmp_path: Path) -> None:
+    from adapters.checkpoints.lora import Names
     from adapters.families import FAMILIES
-    from adapters.lora import Names
 
     (llada2,) = (family for family in FAMILIES if family.name == "LLaDA2")
     sizes = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8, "hidden_size": 32}

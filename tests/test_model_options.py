@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from importlib.util import find_spec
 from pathlib import Path
@@ -10,12 +11,13 @@ from typing import Any
 import pytest
 import torch
 
-from adapters import spread
 from adapters.attention import Visibility
-from adapters.checkpoint import stored_tensors
+from adapters.checkpoints import spread
+from adapters.checkpoints.filling import copy, plan
+from adapters.checkpoints.reading import stored_tensors
 from adapters.description import describe
-from adapters.filling import copy, plan
-from adapters.loading import load
+from adapters.facts import inspect
+from adapters.loading import check, load
 from adapters.native import build, native_config
 from adapters.places import TINY, ModelOptions
 from adapters.tensors import pieces
@@ -100,6 +102,50 @@ def test_a_quantiser_that_is_not_there_is_refused_in_one_sentence(tmp_path: Path
         )
 
 
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"confidence_dtype": "half"}, "model.confidence_dtype=half is unknown: use float32 or model"),
+        ({"attention_kernel": "flash"}, "model.attention_kernel=flash is unknown: use auto or dense"),
+        ({"device_map": "balanced"}, "model.device_map=balanced is unknown: use auto"),
+        ({"quantization": {"quant_method": "wishful"}}, "quant_method=wishful is unknown to transformers"),
+    ],
+)
+def test_an_option_that_cannot_be_had_is_refused_before_anything_is_loaded(options: dict[str, Any], said: str) -> None:
+    with pytest.raises(ValueError) as caught:
+        describe(ModelOptions("tiny", path="tiny/llada", **options))
+    assert said in str(caught.value)
+
+
+def test_quantising_what_is_converted_or_quantised_already_is_refused_before_loading(tmp_path: Path) -> None:
+    pytest.importorskip("optimum.quanto")
+    chosen = {"quantization": {"quant_method": "quanto", "weights": "int8"}}
+    config = json.loads((write_llada(tmp_path) / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**config, "quantization_config": {"quant_method": "fp8"}}))
+    with pytest.raises(ValueError, match="does not go with a checkpoint that is quantised already"):
+        describe(ModelOptions("random", path=str(tmp_path), **chosen))
+    with pytest.raises(ValueError, match="is quantised under LLaDA's names"):
+        describe(ModelOptions("random", path=str(tmp_path)))
+    write_mixtral(tmp_path / "mixtral")
+    with pytest.raises(ValueError, match=r"model\.quantization is not served for MixtralForCausalLM"):
+        describe(ModelOptions("random", path=str(tmp_path / "mixtral"), **chosen))
+
+
+def write_mixtral(folder: Path) -> None:
+    """A random network whose published tensors transformers converts."""
+    from transformers import MixtralConfig, MixtralForCausalLM
+
+    sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
+    config = MixtralConfig(vocab_size=61, num_key_value_heads=2, num_local_experts=4, eos_token_id=2, **sizes)
+    MixtralForCausalLM(config).save_pretrained(folder)
+
+
+def test_inspecting_leaves_converted_tensors_to_transformers(tmp_path: Path) -> None:
+    write_mixtral(tmp_path)
+    assert inspect(ModelOptions("random", path=str(tmp_path))).fit is None
+    assert check(describe(ModelOptions("random", path=str(tmp_path))))
+
+
 def test_without_a_compiler_compilation_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.delenv("CXX", raising=False)
@@ -125,4 +171,4 @@ def test_options_of_the_read_out_reach_it(tmp_path: Path) -> None:
     adapter = loaded(tmp_path, confidence_dtype="model", attention_kernel="dense")
     assert adapter.read_out.confidence_dtype == "model" and not adapter.packs
     assert "model.confidence_dtype=half is unknown: use float32 or model" in refusal(tmp_path, confidence_dtype="half")
-    assert "model.attention_kernel=flash is not known" in refusal(tmp_path, attention_kernel="flash")
+    assert "model.attention_kernel=flash is unknown: use auto or dense" in refusal(tmp_path, attention_kernel="flash")

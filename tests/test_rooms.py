@@ -69,7 +69,7 @@ def test_the_words_of_the_design_are_public() -> None:
     """Its section of that name keeps the user's own names."""
     words = {"DecodeState", "BlockDiffusionSampler", "SAMPLERS", "Forward", "Prediction", "Kind", "Role", "Law"}
     assert not words - set(samplers.__all__)
-    assert set(samplers.SAMPLERS) == {"confidence", "threshold", "autoregressive"}
+    assert {"confidence", "threshold", "autoregressive"} <= set(samplers.SAMPLERS)
     assert all(name == cls.method_name and cls.__name__ in samplers.__all__ for name, cls in samplers.SAMPLERS.items())
     assert callable(samplers.BlockDiffusionSampler.update_state)
     assert {"facts", "open", "place", "forward"} <= {*MaskedLMAdapter.__annotations__, *vars(MaskedLMAdapter)}

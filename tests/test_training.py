@@ -117,6 +117,17 @@ def test_a_family_without_blocks_sees_the_whole_sequence(family: str, tmp_path: 
         assert not torch.allclose(before, training.hidden(ids)[0, 0], atol=1e-4)
 
 
+def test_a_start_may_be_of_any_layout_that_a_run_takes(tmp_path: Path) -> None:
+    first, training = _training("llama", tmp_path), _training("llama", tmp_path)
+    first.model.config.save_pretrained(tmp_path / "bin")
+    state = {name: tensor + 1 for name, tensor in first.model.state_dict().items()}
+    torch.save(state, tmp_path / "bin" / "pytorch_model.bin")
+    before = torch.get_rng_state()
+    take_over(training.model, str(tmp_path / "bin"))
+    assert all(torch.equal(tensor, state[name]) for name, tensor in training.model.state_dict().items())
+    assert torch.equal(torch.get_rng_state(), before), "what is drawn afterwards does not depend on it"
+
+
 @pytest.mark.parametrize("family", ["dream", "sdar"])
 def test_what_a_start_lacks_begins_neutral(family: str, tmp_path: Path) -> None:
     first, training = _training("llama", tmp_path), _training(family, tmp_path)
@@ -255,7 +266,7 @@ def test_what_cannot_be_trained_is_refused_in_one_line_before_anything_is_made(
         (["recipe=tiny_sdar", "recipe.block_size=0"], "a whole number from 1 up"),
         (["recipe=tiny_dream", "recipe.block_size=8"], "not used by recipe.family=dream"),
         (["recipe=tiny_dream", "recipe.objective=causal"], "causal needs llama"),
-        (["recipe=tiny_sdar", "recipe.hidden_size=64"], "its lm_head.weight is [466, 128], here [466, 64]"),
+        (["recipe=tiny_sdar", "recipe.hidden_size=64"], "its model.embed_tokens.weight is [466, 128], here [466, 64]"),
         (["recipe=tiny_sdar", "recipe.layers=2"], "here not there"),
     ],
 )

@@ -36,6 +36,15 @@ class Verdict:
     failure: str | None
 
 
+@dataclass(frozen=True)
+class HubFiles:
+    """Files of a dataset's repository on the hub: those whose names match one of ``patterns``."""
+
+    hub: str
+    revision: str
+    patterns: tuple[str, ...]
+
+
 @dataclass
 class Dataset(ABC):
     """A task and its protocol. The fields are the options of ``conf/dataset/<name>.yaml``; subclasses add ``load``."""
@@ -58,6 +67,10 @@ class Dataset(ABC):
             UserError: for a source that is absent, broken or not what it should be.
         """
 
+    def source(self) -> HubFiles | None:
+        """What `load` takes from the hub, so that it can be fetched beforehand; None if nothing."""
+        return None
+
     def samples(self) -> list[Sample]:
         """The samples of a run: checked, shuffled (if ``shuffle_seed`` is set), then limited to the first ``limit``.
 
@@ -67,7 +80,7 @@ class Dataset(ABC):
         self.validate()
         samples = self.load()
         if not samples:
-            raise UserError(f"dataset={self.name} has no samples: {self._source()} must hold at least one question")
+            raise UserError(f"dataset={self.name} has no samples: {self._origin()} must hold at least one question")
         [(commonest, times)] = Counter(sample.id for sample in samples).most_common(1)
         if times > 1:
             raise UserError(f"dataset={self.name} holds the id {commonest!r} {times} times: ids must be unique")
@@ -112,7 +125,7 @@ class Dataset(ABC):
         """Name and version of what compares an answer with its reference."""
         return numbers.SCORER
 
-    def _source(self) -> str:
+    def _origin(self) -> str:
         return f"dataset.path={self.path}" if self.path else "its source"
 
 

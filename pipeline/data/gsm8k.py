@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from pipeline.data.base import Dataset, Row, Sample, read_jsonl
+from pipeline.data.base import Dataset, HubFiles, Row, Sample, read_jsonl
 from pipeline.errors import UserError
 from pipeline.scoring.numbers import parse_number
 
@@ -33,6 +33,9 @@ class Gsm8k(Dataset):
         super().validate()
         if self.split not in SPLITS:
             raise UserError(f"dataset.split={self.split} does not exist: use one of {', '.join(SPLITS)}")
+
+    def source(self) -> HubFiles | None:
+        return None if self.path else HubFiles(HUB, self.revision, ("main/*", "README.md"))
 
     def load(self) -> list[Sample]:
         rows = read_jsonl(self.path) if self.path else self._hub_rows()

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
-from adapters.places import LORA_CONFIG, ModelOptions, locate
+from adapters.checkpoints.files import LORA_CONFIG, read_json
+from adapters.places import ModelOptions, is_id, locate, lora_base, refuse_bad_id, refuse_unreadable
 from adapters.tensors import Json
 
 RECORDED = "the facts recorded in its YAML"
@@ -32,6 +32,14 @@ class Source:
     file: Path | None = None
 
 
+@dataclass(frozen=True)
+class Tokens:
+    """Ids of a tokenizer's tokens by their text, none where there is no tokenizer, and the text of its end token."""
+
+    ids: Mapping[str, int]
+    end: str | None = None
+
+
 def find(options: ModelOptions) -> Source:
     """The configuration of a model: of `path` if it is given, else of the hub's cache, else what is recorded.
 
@@ -40,6 +48,8 @@ def find(options: ModelOptions) -> Source:
     """
     recorded = Source(options.published, RECORDED)
     if not options.path:
+        if options.hub:
+            refuse_bad_id("model.hub", options.hub)
         folder = _cached(options.hub, options.revision)
         if folder is not None:
             return _with_base(options, folder) if _is_lora(folder) else _in_folder(folder)
@@ -47,6 +57,7 @@ def find(options: ModelOptions) -> Source:
             return recorded
         where = f"model.hub={options.hub} is not in the hub's cache" if options.hub else "model.hub is null"
         raise ValueError(f"model={options.name}: {where} and nothing is recorded of it: set model.path to its folder")
+    refuse_unreadable(Path(options.path).expanduser(), "model.path")
     if _is_lora(Path(options.path).expanduser()):
         return _with_base(options, Path(options.path).expanduser())
     place = locate(options)
@@ -62,10 +73,10 @@ def _in_folder(folder: Path) -> Source:
 
 def _with_base(options: ModelOptions, adapter: Path) -> Source:
     """A LoRA's base: a folder, the hub's cache, else what is recorded."""
-    base = options.base or read_json(adapter / LORA_CONFIG).get("base_model_name_or_path")
+    base = lora_base(options, adapter)
     folder = Path(base).expanduser() if base else None
     if folder is None or not (folder / "config.json").is_file():
-        folder = _cached(base, options.base_revision)
+        folder = _cached(base, options.base_revision) if base and is_id(base) else None
     if folder is not None:
         return replace(_in_folder(folder), adapter=adapter)
     if not options.published:
@@ -90,38 +101,17 @@ def _cached(hub: str | None, revision: str | None) -> Path | None:
     return None
 
 
-def read_json(file: Path) -> dict[str, Any]:
-    """The object in a file.
-
-    Raises:
-        ValueError: one sentence, if it holds none.
-    """
-    try:
-        content = json.loads(file.read_text())
-    except ValueError as error:  # bad JSON or bad UTF-8
-        raise ValueError(f"{file} is not valid JSON ({error})") from error
-    if not isinstance(content, dict):
-        raise ValueError(f"{file} holds no JSON object")
-    return content
-
-
-def tokens_of(folder: Path) -> dict[str, int]:
-    """Ids of a folder's tokens by their text, as far as its files say them in JSON."""
+def tokens_of(folder: Path) -> Tokens:
+    """A folder's tokens, as far as its files say them in JSON."""
     found: dict[str, int] = {}
     if (folder / "tokenizer.json").is_file():
         content = read_json(folder / "tokenizer.json")
         plain = content["model"].get("vocab")
         found |= plain if isinstance(plain, dict) else {}
         found |= {token["content"]: token["id"] for token in content.get("added_tokens", [])}
-    if (folder / "tokenizer_config.json").is_file():
-        added = read_json(folder / "tokenizer_config.json").get("added_tokens_decoder", {})
-        found |= {token["content"]: int(id_) for id_, token in added.items()}
-    return found
-
-
-def own_end(folder: Path | None) -> list[str]:
-    """The tokenizer's own end token."""
-    if folder is None or not (folder / "tokenizer_config.json").is_file():
-        return []
-    token = read_json(folder / "tokenizer_config.json").get("eos_token")
-    return [token["content"] if isinstance(token, dict) else token] if token else []
+    if not (folder / "tokenizer_config.json").is_file():
+        return Tokens(found)
+    own = read_json(folder / "tokenizer_config.json")
+    found |= {token["content"]: int(id_) for id_, token in own.get("added_tokens_decoder", {}).items()}
+    end = own.get("eos_token")
+    return Tokens(found, end["content"] if isinstance(end, dict) else end)

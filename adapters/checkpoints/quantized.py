@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from adapters.checkpoint import Checkpoint
-from adapters.filling import Plan
+from adapters.checkpoints.fit import Plan
+from adapters.checkpoints.reading import Checkpoint
 from adapters.native import first_line
 from adapters.tensors import Piece
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import warnings
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -11,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from adapters.checkpoint import Checkpoint, PickledShards, SafetensorsShards
+from adapters.checkpoints.files import LORA_CONFIG, lora_files, read_json
+from adapters.checkpoints.reading import Checkpoint, PickledShards, SafetensorsShards
 from adapters.native import first_line
-from adapters.places import LORA_CONFIG, lora_files
 from adapters.tensors import Json, Piece, Rule, pieces
 
 if TYPE_CHECKING:
@@ -62,12 +63,15 @@ def merge(model: PreTrainedModel, folder: Path, rules: tuple[Rule, ...], config:
     """
     from peft import get_peft_model, set_peft_model_state_dict
 
-    checkpoint = _checkpoint(folder)
+    checkpoint = stored(folder)
     stated = read_settings(folder)
     names = Names(rules, config, folder)
     tensors = _native_tensors(checkpoint, names, set(model.state_dict()))
     try:
-        wrapped = get_peft_model(model, _native_settings(stated, checkpoint, names))
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "The PEFT config's `base_model_name_or_path` was renamed", UserWarning)
+            warnings.filterwarnings("ignore", "`is_gradient_checkpointing` is deprecated", FutureWarning)
+            wrapped = get_peft_model(model, _native_settings(stated, checkpoint, names))
         result: Any = set_peft_model_state_dict(wrapped, tensors)
         lost = [name for name in result.missing_keys if "lora_" in name] + list(result.unexpected_keys)
         if lost:
@@ -91,7 +95,7 @@ def read_settings(folder: Path) -> dict[str, Any]:
     from peft import LoraConfig
 
     file = folder / LORA_CONFIG
-    stated: dict[str, Any] = json.loads(file.read_text())
+    stated = read_json(file)
     if stated.get("peft_type", "LORA") != "LORA":
         raise ValueError(f"{file}: peft_type={stated['peft_type']} is not served, only LORA")
     known = {entry.name for entry in fields(LoraConfig)}
@@ -101,7 +105,40 @@ def read_settings(folder: Path) -> dict[str, Any]:
     return {name: value for name, value in stated.items() if name in known}
 
 
-def _checkpoint(folder: Path) -> Checkpoint:
+def check(folder: Path) -> None:
+    """Hold the settings against the headers of the LoRA's own file.
+
+    Raises:
+        ValueError: one sentence, if a setting is not served or is none, or a tensor's rank is not the one stated.
+    """
+    stated, file = read_settings(folder), folder / LORA_CONFIG
+    _refuse_wrong_kinds(stated, file)
+    for name, shape in stored(folder).shapes().items():
+        match = PART.fullmatch(name.removeprefix(WRAP))
+        if match is None or match["part"] not in ("lora_A", "lora_embedding_A"):
+            continue
+        rank = _looked_up(stated.get("rank_pattern"), match["module"], stated.get("r", 8))
+        if shape[0] != rank:
+            said = f"r={rank}" if "r" in stated else f"no r, which means {rank}"
+            raise ValueError(f"{file} says {said}, but {name} is of rank {shape[0]}: it belongs to other weights")
+
+
+def _refuse_wrong_kinds(stated: dict[str, Any], file: Path) -> None:
+    patterns = {key: stated.get(key) or {} for key in ("rank_pattern", "alpha_pattern")}
+    for key, value in patterns.items():
+        if not isinstance(value, dict):
+            raise ValueError(f"{file}: {key}={json.dumps(value)[:60]} is no object of names and numbers")
+    ranks = {"r": stated.get("r", 8), **patterns["rank_pattern"]}
+    for key, value in ranks.items():
+        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+            raise ValueError(f"{file}: {key}={json.dumps(value)[:60]} is no rank: it is a whole number from 1 up")
+    for key, value in {"lora_alpha": stated.get("lora_alpha", 8), **patterns["alpha_pattern"]}.items():
+        if not isinstance(value, (int, float)) or isinstance(value, bool):
+            raise ValueError(f"{file}: {key}={json.dumps(value)[:60]} is no number")
+
+
+def stored(folder: Path) -> Checkpoint:
+    """The LoRA's own tensors."""
     files = lora_files(folder)
     return PickledShards(files) if files[0].suffix == ".bin" else SafetensorsShards(files)
 
