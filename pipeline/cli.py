@@ -9,7 +9,7 @@ import difflib
 import os
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import hydra
@@ -127,7 +127,23 @@ def looking(look: Callable[[DictConfig, list[str]], None]) -> None:
         except Exception as error:
             raise Carried from error
 
-    guarded(composed)
+    def one() -> None:
+        refuse_sweep(sys.argv[1:])
+        composed()
+
+    guarded(one)
+
+
+def refuse_sweep(words: Sequence[str]) -> None:
+    """Refuse what makes a sweep of a tool that looks at, decodes or fetches for one configuration.
+
+    Raises:
+        UserError: one sentence.
+    """
+    for word in words:
+        flag = word == "-m" or (len(word) > 2 and "--multirun".startswith(word))  # Hydra takes it abbreviated
+        if flag or re.fullmatch(r"\+*hydra\.mode=.*multirun.*", word, re.IGNORECASE):
+            raise UserError(f"{word} makes a sweep, which only python -m pipeline decodes: leave it out")
 
 
 @hydra.main(version_base="1.3", config_path="../conf", config_name="config")
@@ -172,7 +188,7 @@ def console() -> None:
     """``blockdiff``, ``blockdiff train``, ``blockdiff compare …``: as ``python -m pipeline`` and its tools."""
     import importlib
 
-    tools = ("train", "list", "inspect", "decode", "compare", "status", "bench", "download", "verify")
+    tools = ("train", "list", "inspect", "check", "decode", "compare", "status", "bench", "download", "verify", "trace")
     if len(sys.argv) > 1 and sys.argv[1] in tools:
         tool = sys.argv.pop(1)
         sys.argv[0] = f"blockdiff {tool}"

@@ -94,12 +94,14 @@ class EngineOptions:
         max_rows: sequences in flight.
         logits_mib: memory for logits and their temporaries, MiB.
         timing_samples: samples of a separate timed pass with one row in flight; 0 is none.
-        trace_samples: first samples whose every forward is written to ``trace/``.
+        trace: write every forward of every sample to ``trace/``, for `pipeline.trace`.
+        trace_samples: the same for this many samples from the first on only.
     """
 
     max_rows: int = 8
     logits_mib: int = 256
     timing_samples: int = 0
+    trace: bool = False
     trace_samples: int = 0
 
 

@@ -114,11 +114,12 @@ def main() -> None:
     from hydra.core.hydra_config import HydraConfig
 
     from pipeline import config
-    from pipeline.cli import Carried, guarded
+    from pipeline.cli import Carried, guarded, refuse_sweep
     from pipeline.overrides import keys, raw
     from pipeline.quiet import quiet_libraries
     from pipeline.sweep import register_launchers
 
+    guarded(lambda: refuse_sweep(sys.argv[1:]))
     config.register()
     register_launchers()
     sys.argv[1:] = [f"prompt.text{word[6:]}" if word.startswith("prompt=") else word for word in sys.argv[1:]]

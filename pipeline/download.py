@@ -66,20 +66,21 @@ def _compose(overrides: Sequence[str], config_dir: str | None) -> list[DictConfi
 
 def _fetch_model(node: DictConfig) -> list[str]:
     """Fetch a model and check it as far as that goes without reading its weights; returns what pins it."""
+    from adapters.options import refuse_unknown
     from adapters.places import ModelOptions
     from pipeline.config import plain
 
     options = ModelOptions(**plain(node))
+    refuse_unknown(options)  # before anything is fetched
     if options.kind == "checkpoint" and options.hub and not options.path:
         wanted = _model(f"model={options.name}", options.hub, options.revision, "model.revision")
         fetch_and_check(wanted)
         pins = [*wanted.pins, *_fetch_base(options, wanted.repository.folder)]
     else:
-        print(f"model={options.name}: nothing to fetch for {options.path or 'the toy'}")
         pins = _fetch_base(options, Path(options.path).expanduser()) if options.path else []
-        if not pins:
-            return []
     _check_model(options)
+    if not pins and (options.path or not options.hub):
+        print(f"model={options.name}: nothing to fetch for {options.path or 'the toy'}")
     return pins
 
 
@@ -111,9 +112,12 @@ def _fetch_base(options: ModelOptions, folder: Path) -> list[str]:
 
 def _check_model(options: ModelOptions) -> None:
     """Find and read it as a run would, but for the weights; that also files the revision for runs without a network."""
+    from adapters.checkpoints import spread
     from adapters.description import describe
     from adapters.loading import check
 
+    if options.device_map not in (None, "auto"):
+        spread.check(options.device_map)
     bare = replace(options, device_map=None, quantization={}, compile=False)  # these ask for the machine that runs it
     description = describe(bare)
     if description.place and not description.place.gguf:
@@ -154,9 +158,10 @@ def _options(words: Sequence[str]) -> argparse.Namespace:
 
 def main() -> None:
     """The command; exit code 0, 2 for what cannot be fetched or is broken, 130 after Ctrl-C."""
-    from pipeline.cli import guarded
+    from pipeline.cli import guarded, refuse_sweep
     from pipeline.quiet import quiet_libraries
 
+    guarded(lambda: refuse_sweep(sys.argv[1:]))
     options: Any = _options(sys.argv[1:])
     quiet_libraries()
     guarded(lambda: download(options.overrides, options.config_dir))

@@ -21,6 +21,7 @@ from adapters.loading import load
 from pipeline.devices import device_type
 from pipeline.engine import Engine, Outcome, Task
 from pipeline.errors import UserError
+from pipeline.files import encoded, replace_file
 from pipeline.job import Job
 from pipeline.metrics import Timing
 from pipeline.progress import Progress
@@ -29,6 +30,7 @@ from pipeline.ranks import barrier, nodes, world
 from pipeline.rows import Place, decided, make_row, visible
 from pipeline.runs import RunFolder
 from pipeline.stopping import Stopped, stopping_on_signals
+from pipeline.traces import make_header
 
 # options of a model that are spent at loading
 BUILT_IN = ("base", "base_revision", "quantization", "device_map", "attention_kernel", "compile")
@@ -83,7 +85,7 @@ class Evaluation(lightning.LightningModule):
         device = self.trainer.strategy.root_device
         adapter = load_model(self.job.description, device, engine_options["logits_mib"])
         folder = RunFolder(self.folder)
-        traced = engine_options["trace_samples"]
+        traced = len(self.job.samples) if engine_options["trace"] else engine_options["trace_samples"]
         tasks = [make_task(self.job, index, index < traced) for index in shard]
         engine = Engine(adapter, settings.sampler, min(engine_options["max_rows"], max(1, len(tasks))), folder.beat)
         began = time.perf_counter()
@@ -123,10 +125,8 @@ class Evaluation(lightning.LightningModule):
     def _write_trace(self, outcome: Outcome) -> None:
         """``trace/<index>.jsonl``: an id may hold what a file name may not."""
         if outcome.trace:
-            lines = [json.dumps(record) + "\n" for record in outcome.trace]
-            file = self.folder / "trace" / f"{outcome.task.index}.jsonl"
-            file.parent.mkdir(exist_ok=True)
-            file.write_text("".join(lines))
+            lines = [encoded(line) for line in (make_header(self.job, outcome), *outcome.trace)]
+            replace_file(self.folder / "trace" / f"{outcome.task.index}.jsonl", b"".join(lines))
 
 
 def make_task(job: Job, index: int, traced: bool = False) -> Task:

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -37,9 +38,35 @@ def inspect_model(cfg: DictConfig, overridden: Sequence[str] = ()) -> Inspection
     from pipeline.config import named, plain
 
     try:
-        return inspect(ModelOptions(**plain(named(cfg, overridden).model)))
+        found = inspect(ModelOptions(**plain(named(cfg, overridden).model)))
+        _refuse_what_a_run_would(found)
     except ValueError as error:
         raise UserError(str(error)) from error
+    return found
+
+
+def _refuse_what_a_run_would(found: Inspection) -> None:
+    """Refuse weights that can't be read and what does not go with them; torch is loaded only for what needs it.
+
+    Raises:
+        ValueError: one sentence.
+    """
+    from adapters.checkpoints.files import lora_files
+    from adapters.places import refuse_unreadable
+
+    options, source = found.options, found.source
+    if options.device_map not in (None, "auto"):
+        from adapters.checkpoints import spread
+
+        spread.check(options.device_map)
+    shards = source.folder.glob("*.safetensors") if source.folder else []
+    for part in (*shards, *(lora_files(source.adapter) if source.adapter else [])):
+        refuse_unreadable(part)
+    if source.adapter:
+        from adapters.checkpoints import lora
+
+        lora.check(source.adapter)
+    _ = found.fit  # a file that is not whole is told before all the rest
 
 
 def print_model(cfg: DictConfig, choice: str, overridden: Sequence[str] = (), config_dir: str | None = None) -> None:
@@ -48,7 +75,7 @@ def print_model(cfg: DictConfig, choice: str, overridden: Sequence[str] = (), co
     Raises:
         UserError: one sentence; also if its tensors do not fit, after all the rest was told.
     """
-    found = inspect_model(cfg, overridden)
+    found = inspect_model(_called(cfg, choice), overridden)
     about, *notes = _comments(choice, config_dir)
     elsewhere = bool({"model.path", "model.hub"} & set(overridden))  # then the YAML tells of another checkpoint
     table = Table(
@@ -57,7 +84,7 @@ def print_model(cfg: DictConfig, choice: str, overridden: Sequence[str] = (), co
         show_header=False,
         box=None,
         pad_edge=False,
-        width=WIDTH,
+        width=_width(),
     )
     table.add_column(no_wrap=True)
     table.add_column(overflow="fold")
@@ -90,9 +117,19 @@ def all_models(
         cfg = compose([f"model={name}", *overrides], config_dir)
         if cfg.model.kind == "checkpoint":
             try:
-                yield name, inspect_model(cfg)
+                yield name, inspect_model(_called(cfg, name))
             except UserError as error:
                 yield name, error
+
+
+def _called(cfg: DictConfig, choice: str) -> DictConfig:
+    """With the option's name for a model that has neither a name nor a place to take one from."""
+    from omegaconf import OmegaConf
+
+    model = cfg.model
+    if model.name or model.path or model.hub or model.kind != "checkpoint":
+        return cfg
+    return OmegaConf.merge(cfg, {"model": {"name": choice}})  # type: ignore[return-value]
 
 
 def _comments(choice: str, config_dir: str | None) -> list[str]:
@@ -110,7 +147,13 @@ def _comments(choice: str, config_dir: str | None) -> list[str]:
 
 
 def _console() -> Console:
-    return Console(width=WIDTH, markup=False, highlight=False)
+    return Console(width=_width(), markup=False, highlight=False)
+
+
+def _width() -> int:
+    """`WIDTH`, or what a narrower terminal or ``COLUMNS`` has."""
+    own = Console()
+    return min(WIDTH, own.width) if own.is_terminal or os.environ.get("COLUMNS", "").isdigit() else WIDTH
 
 
 def _look(cfg: DictConfig, overrides: list[str]) -> None:
@@ -121,8 +164,10 @@ def _look(cfg: DictConfig, overrides: list[str]) -> None:
     given, folder = keys(overrides), config_dir()
     if any(key == "model" or key.startswith("model.") for key in given):
         print_model(cfg, HydraConfig.get().runtime.choices["model"], given, folder)
+    elif given:
+        raise UserError(f"{overrides[0]} tells nothing of a model: add model=…, or leave it out to list all models")
     else:
-        print_models(overrides, folder)
+        print_models(config_dir=folder)
 
 
 def main() -> None:

@@ -151,4 +151,6 @@ def _weights(found: Inspection) -> str:
         return "yes, looked into when they are loaded"
     if found.fit is None:
         return "no, nor is the index" if not any(found.source.folder.glob("*.bin")) else "as .bin, not looked into"
-    return f"{'yes' if found.fit.shapes else 'no, only the index'}: {found.fit.sentence()}"
+    here = "yes" if found.fit.shapes else "no, only the index"
+    of = "" if found.fit.faultless else f"of {found.fit.tensors} tensors, "
+    return f"{here}: {of}{found.fit.sentence()}"

@@ -6,10 +6,15 @@ Overrides narrow the table down or fill in what is missing: ``model=llada model.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import zip_longest
+from typing import TYPE_CHECKING
 
 from rich.table import Table
 
 from samplers import ModelFacts, Sampler
+
+if TYPE_CHECKING:
+    from omegaconf import DictConfig
 
 GROUPS = ("model", "sampler", "dataset")
 
@@ -33,16 +38,23 @@ def print_combinations(overrides: Sequence[str] = (), config_dir: str | None = N
     Args:
         overrides: ``model=`` or ``sampler=`` leave only that row or column, others change what is judged.
     """
+    from pipeline.compose import compose
+    from pipeline.settings import sampler_class
     from pipeline.table import console
 
     models, names = (_chosen(group, overrides, config_dir) for group in ("model", "sampler"))
-    samplers = {name: _sampler(name, config_dir) for name in names}
     rest = [override for override in overrides if override.partition("=")[0] not in ("model", "sampler")]
+    known: dict[str, ModelFacts | str] = {}
+    samplers: dict[str, type[Sampler]] = {}
+    for model, name in zip_longest(models, names):  # composing is what takes time here: one of each at once
+        words = [f"{group}={word}" for group, word in (("model", model), ("sampler", name)) if word]
+        cfg = compose([*words, *rest], config_dir)
+        known |= {model: _facts(cfg)} if model else {}
+        samplers |= {name: sampler_class(cfg.sampler._target_)} if name else {}
     table = Table(title="which sampler decodes which model", title_justify="left", box=None, pad_edge=False)
     for name in ("model", "samplers"):
         table.add_column(name)
-    for model in models:
-        facts = _facts([f"model={model}", *rest], config_dir)
+    for model, facts in known.items():
         fitting = [name for name, sampler in samplers.items() if _decodes(sampler, facts)]
         table.add_row(model, facts if isinstance(facts, str) else ", ".join(fitting) or f"not {', '.join(names)}")
     console().print(table)
@@ -55,28 +67,21 @@ def _chosen(group: str, overrides: Sequence[str], config_dir: str | None) -> lis
     return given or options(group, config_dir)
 
 
-def _facts(overrides: list[str], config_dir: str | None) -> ModelFacts | str:
-    """By the model's files, or by what is recorded of it: neither torch nor transformers is needed."""
+def _facts(cfg: DictConfig) -> ModelFacts | str:
+    """By the model's files, or by what is recorded of it: transformers is not needed."""
     from adapters.facts import inspect
     from adapters.places import ModelOptions
-    from pipeline.compose import compose
     from pipeline.config import plain
-    from pipeline.job import describe_model
 
-    options = plain(compose(overrides, config_dir).model)
+    options = ModelOptions(**plain(cfg.model))
+    if options.kind == "toy":
+        from adapters.toy import ToyMaskedLMAdapter
+
+        return ToyMaskedLMAdapter().facts
     try:
-        if options["kind"] == "checkpoint":
-            return inspect(ModelOptions(**options)).facts
-        return describe_model(options).facts
+        return inspect(options).facts
     except ValueError:
         return "not here"
-
-
-def _sampler(name: str, config_dir: str | None) -> type[Sampler]:
-    from pipeline.compose import compose
-    from pipeline.settings import sampler_class
-
-    return sampler_class(compose([f"sampler={name}"], config_dir).sampler._target_)
 
 
 def _decodes(sampler: type[Sampler], facts: ModelFacts | str) -> bool:

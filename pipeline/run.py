@@ -47,8 +47,9 @@ def run_job(job: Job, folder: Path, command: Sequence[str], group: str | None = 
     summary = _finished(home, job, there)
     if summary is not None and world()[1] == 1:
         print(f"{folder} is finished already; delete it, or give another run=, to decode again")
-        if job.config["engine"]["trace_samples"] and not (folder / "trace").exists():
-            print("engine.trace_samples: a trace is only written while a sample is decoded")
+        engine_options = job.config["engine"]
+        if (engine_options["trace"] or engine_options["trace_samples"]) and not (folder / "trace").exists():
+            print("engine.trace: a trace is only written while a sample is decoded")
         print_summary(summary, job)
         return summary
     with stopping_on_signals():

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from pipeline.errors import UserError
-from pipeline.reference import Reference, read_reference
+from pipeline.reference import FAMILIES, Reference, read_reference
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -43,6 +43,8 @@ def verify(overrides: Sequence[str], path: str, config_dir: str | None = None) -
     cfg = compose([*_named_sampler(reference, overrides), *overrides], config_dir)
     options, trainer = plain(named(cfg, keys(list(overrides))).model), plain(cfg.trainer)
     refuse_absent_devices(**trainer)
+    if options["kind"] == "toy":
+        raise UserError(f"model={options['name']} has no weights to verify: choose a model of a published family")
     options["dtype"] = options["dtype"] or reference.dtype  # like with like
     accelerator = trainer["accelerator"]
     description = describe_model(options, accelerator, keys(list(overrides)))
@@ -55,6 +57,7 @@ def verify(overrides: Sequence[str], path: str, config_dir: str | None = None) -
     forwards = [compare_forward(adapter, forward, dtype) for forward in reference.forwards]
     slack = max((forward.slack for forward in forwards), default=0.0)
     answers = compare_answers(adapter, reference, settings, slack) if settings else None
+    _note_end_ids(reference, description)
     return _report(reference, (prompts, forwards, answers), dtype)
 
 
@@ -80,30 +83,45 @@ def _settings(
     if not decoding or not reference.answers or not (named or decoding.ours):
         return None
     refuse_mismatch(cfg, description.facts)
-    return resolve(cfg.sampler, decoding.gen_length, description.facts, None)
+    settings = resolve(cfg.sampler, decoding.gen_length, description.facts, None)
+    if settings.gen_length != decoding.gen_length:
+        raise UserError(
+            f"sampler={cfg.sampler.name} makes answers of {settings.gen_length} slots, the reference has "
+            f"{decoding.gen_length}: leave out what sets the canvas"
+        )
+    return settings
 
 
 def _refuse_mismatch(reference: Reference, description: Description) -> None:
     facts, name = description.facts, description.options.name
-    if description.place is None:
-        raise UserError(f"model={name} has no weights to verify: choose a model of a published family")
+    of = f"it is of {reference.about['model']}"
+    family = reference.about["family"]
+    if description.family.name not in FAMILIES[family]:
+        raise UserError(f"model={name} is a {description.family.name}, the reference of the family {family}: {of}")
+    if reference.vocab_size != facts.vocab_size:
+        raise UserError(
+            f"model={name} has {facts.vocab_size} logits a position, the reference {reference.vocab_size}: {of}"
+        )
+    if reference.mask_id != facts.mask_id:
+        raise UserError(
+            f"model={name} has the mask id {facts.mask_id}, the reference {reference.mask_id}: {of}, "
+            "or set model.mask_id"
+        )
     for forward in reference.forwards:
-        if forward.logits.shape[-1] != facts.vocab_size:
-            raise UserError(
-                f"model={name} has {facts.vocab_size} logits a position, the reference {forward.logits.shape[-1]}: "
-                f"it is of {reference.about['model']}"
-            )
         if forward.attend.pattern not in facts.attentions:
             raise UserError(
-                f"model={name} attends {facts.attention}, the reference was made with {forward.attend.pattern}: "
-                f"it is of {reference.about['model']}"
+                f"model={name} attends {facts.attention}, the reference was made with {forward.attend.pattern}: {of}"
             )
-    given = [*(forward.ids for forward in reference.forwards), *reference.prompts]
-    if wrong := [token for ids in given for token in ids if not 0 <= token < facts.vocab_size]:
-        raise UserError(f"model={name} has no id {wrong[0]}, which the reference uses: it is of another model")
     longest = max((len(forward.ids) for forward in reference.forwards), default=0)
     if facts.max_positions is not None and longest > facts.max_positions:
         raise UserError(f"model={name} knows {facts.max_positions} positions, the reference has {longest}")
+
+
+def _note_end_ids(reference: Reference, description: Description) -> None:
+    """Other end ids count where an answer is over elsewhere; where none is they are told all the same."""
+    ours, theirs = sorted(description.facts.end_ids), sorted(reference.end_ids)
+    if ours != theirs:
+        print(f"note: answers end with one of {ours} here, with one of {theirs} in the reference")
 
 
 # ---- what is said ----------------------------------------------------------------------------------------------------
@@ -132,19 +150,23 @@ def _report(
     for result in forwards:
         for row, ours, theirs, gap in result.differing[:1]:
             print(f"{result.name}: first differing argmax at row {row}: {ours} here, {theirs} there, margin {gap:.2e}")
-    _say("prompts", prompts, len(reference.prompts), "no text is known")
-    _say("answers", answers, len(reference.answers), _why_not(reference))
+    known, all_ = sum(text is not None for text in reference.texts), len(reference.prompts)
+    _say("prompts", prompts, (known, all_), "no text is known")
+    _say("answers", answers, (len(reference.answers), all_), _why_not(reference))
     found = [finding for findings in (prompts, answers) for finding in findings or [] if not finding.tie]
     agrees = not found and all(result.agrees for result in forwards)
     print("agrees with the reference" if agrees else "does not agree with the reference")
     return agrees
 
 
-def _say(what: str, findings: list[Finding] | None, count: int, why_not: str) -> None:
+def _say(what: str, findings: list[Finding] | None, counts: tuple[int, int], why_not: str) -> None:
+    """How many agree; of ``counts``, those that were compared and all, the second is told where it is another."""
     if findings is None:
         print(f"{what}: not compared, {why_not}")
         return
-    print(f"{what}: {count - len(findings)} of {count} are equal")
+    compared, all_ = counts
+    part = "" if compared == all_ else f", {compared} of {all_} compared: the reference lacks the rest"
+    print(f"{what}: {compared - len(findings)} of {compared} are equal{part}")
     for finding in findings:
         print(f"  {finding.text}")
 
@@ -157,9 +179,10 @@ def _why_not(reference: Reference) -> str:
 
 def main() -> None:
     """The command; exit code 0, 1 for a difference, 2 for bad input."""
-    from pipeline.cli import guarded
+    from pipeline.cli import guarded, refuse_sweep
     from pipeline.quiet import quiet_libraries
 
+    guarded(lambda: refuse_sweep(sys.argv[1:]))
     parser = argparse.ArgumentParser(prog="python -m pipeline.verify", description=(__doc__ or "").partition(": ")[2])
     parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="as for a run: model=… sampler=…")
     parser.add_argument("--reference", required=True, help="file written by tools/dump_reference.py")

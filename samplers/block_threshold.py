@@ -22,7 +22,8 @@ class BlockThresholdSampler(BlockDiffusionSampler):
 
     dInfer's threshold decoder in its block-diffusion runner (arXiv 2510.08666). ``cache: block`` stores a block's keys
     with the first forward of the next one, which runs both, the earlier block blind to the later: other than in
-    `ThresholdSampler`, no forward is spent on storing. On models that attend fully it takes any of their caches.
+    `ThresholdSampler`, no forward is spent on storing. On models that attend fully it takes any of their caches. No
+    training is presumed.
 
     Attributes:
         threshold: smallest probability to commit (``>=``), 0..1.
@@ -35,7 +36,6 @@ class BlockThresholdSampler(BlockDiffusionSampler):
     """
 
     method_name: ClassVar[str] = "block_threshold"
-    trained_for: ClassVar[str | None] = "block-causal diffusion, e.g. LLaDA2.0"
 
     threshold: float = 0.9
     early_stop: bool = True

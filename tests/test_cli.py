@@ -247,7 +247,7 @@ def test_the_step_budget_is_exact(here: Here, options: list[str], forwards: int,
     here(*TOY, "sampler=confidence", *options, "dataset.limit=1", "run=a", "engine.trace_samples=1")  # DEC-05
     run = here.run("a")
     (row,) = run.rows
-    trace = [json.loads(line) for line in next((run.path / "trace").glob("*.jsonl")).read_text().splitlines()]
+    _, *trace = [json.loads(line) for line in next((run.path / "trace").glob("*.jsonl")).read_text().splitlines()]
     assert row["nfe"] == run.summary["nfe_mean"] == len(trace) == forwards
     assert [len(record["changed"]) for record in trace] == committed
     assert len(row["output_ids"]) == row["canvas"] == sum(committed) and 0 not in row["output_ids"]  # 0 is the mask

@@ -85,12 +85,47 @@ def test_what_is_on_this_machine_needs_nothing(here: Here, hub: Hub) -> None:
     for words in (
         ("model=toy",),
         ("model=tiny,tiny_ar", "dataset=arithmetic"),
-        ("model=llada", f"model.path={TINY / 'llada'}"),
+        ("model=llada", f"model.path={TINY / 'llada'}", "model.end_tokens=[]"),
     ):
         out, _ = download(here, *words)
         assert (
             out.count("nothing to fetch") == (3 if "tiny_ar" in words[0] else 2) and "ready for HF_HUB_OFFLINE=1" in out
         )
+
+
+BAD = {
+    "a model whose place nobody knows": (["model=tad_dream"], r"model\.path and model\.hub are both null"),
+    "no place at all": (["model=tiny", "model.path=null"], r"model\.path and model\.hub are both null"),
+    "no such folder": (["model=llada", "model.path=/nope"], r"model\.path=/nope is no model"),
+    "a folder for the toy": (["model=toy", "model.path=/nope"], r"model\.path=/nope is not used"),
+    "no such dtype": (["model=tiny", "model.dtype=zz"], r"model\.dtype=zz is unknown"),
+    "no id": (["model=tiny", "model.mask_id=-3"], r"model\.mask_id=-3 is no id"),
+    "no such map": (["model=tiny", "model.device_map=zz"], r"model\.device_map=zz is unknown"),
+    "a sweep": (["-m", "model=tiny"], r"-m makes a sweep, which only python -m pipeline decodes"),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_what_a_run_would_refuse_is_not_ready(name: str, here: Here, hub: Hub) -> None:
+    words, sentence = BAD[name]
+    out, err = download(here, *words, code=2)
+    assert "ready" not in out and re.match(f"error: {sentence}", err) and err.count("\n") == 1 and not hub.sent
+
+
+def test_a_local_folder_is_held_against_its_network(here: Here, hub: Hub, tmp_path: Path) -> None:
+    folder = write_llada(tmp_path / "made")
+    words = ("model=llada", f"model.path={folder}", "model.end_tokens=[]")
+    assert "21 tensors fit LLaDA" in download(here, *words)[0]
+    whole = (folder / "model.safetensors").read_bytes()
+    (folder / "model.safetensors").write_bytes(whole[:-100])
+    assert "is no whole .safetensors file" in download(here, *words, code=2)[1]
+    (folder / "model.safetensors").unlink()
+    assert "holds no weights" in download(here, *words, code=2)[1]
+
+
+def test_a_wrong_option_is_told_before_anything_is_fetched(here: Here, hub: Hub, tmp_path: Path) -> None:
+    add_llada(hub, tmp_path)
+    assert "model.dtype=zz is unknown" in download(here, *LLADA, "model.dtype=zz", code=2)[1] and not hub.sent
 
 
 def test_lists_fetch_each_model_once(here: Here, hub: Hub, tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from adapters.base import DeviceAdapter, Request
 from samplers import Attend, DecodeState, FastDLLMV2Sampler, Forward, Kind, Prediction
-from tests.golden import Case, Ours, adapter_of, cases, check
+from tests.golden import Case, Ours, adapter_of, cases, check, decode
 from tests.shared import shared
 
 FAST_DLLM_V2 = cases("fastdllm_v2", "cases.json")
@@ -62,6 +62,22 @@ def said(adapter: DeviceAdapter, state: DecodeState, forward: Forward, row: int 
     changed, state.changes = state.changes, []
     (prediction,) = adapter.forward([Request(row, forward, changed, [state.tokens[slot] for slot in changed])])
     return prediction
+
+
+@pytest.mark.golden
+@pytest.mark.parametrize("case", [param for param in FAST_DLLM_V2 if not param.values[0].batched])
+def test_without_a_cache_and_without_their_faults_the_tokens_are_the_same(case: Case) -> None:
+    """Keys of decided blocks are exact, and no case that binds runs into what `compat` keeps but for its length."""
+    wish = ours(case)
+    if case.settings["use_block_cache"]:
+        pytest.skip("keys inside a block are no exact ones")
+    for kept in ("block", "none"):
+        sampler = replace(wish.sampler, compat=None, cache=kept)
+        for outcome, prompt in zip(decode(case, wish, sampler), case.prompts(), strict=True):
+            assert outcome.state is not None
+            said = wish.output(outcome.state)
+            assert all(one == other for one, other in zip(said, prompt.output, strict=False))
+            assert len(said) >= len(prompt.output) or len(prompt.ids) % case.settings["block_size"]
 
 
 @pytest.mark.golden

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import resource
 import shutil
@@ -288,6 +289,12 @@ BAD = {
     "no shift": (["model=llada", "model.shift=2"], r"model.shift=2 is unknown: use 0 or 1"),
     "no block": (["model=llada", "model.trained_block=0"], r"model.trained_block=0 is out of range"),
     "a toy": (["model=toy"], r"model=toy has no configuration"),
+    "no confidence": (["model=llada", "model.confidence_dtype=zz"], r"model.confidence_dtype=zz is unknown"),
+    "no kernel": (["model=llada", "model.attention_kernel=zz"], r"model.attention_kernel=zz is unknown"),
+    "no map": (["model=llada", "model.device_map=zz"], r"model.device_map=zz is unknown: use auto"),
+    "a sweep": (["-m", "model=tiny"], r"-m makes a sweep, which only python -m pipeline decodes"),
+    "a sweep by its mode": (["hydra.mode=MULTIRUN", "model=tiny"], r"hydra.mode=MULTIRUN makes a sweep"),
+    "no model": (["sampler=threshold"], r"sampler=threshold tells nothing of a model: add model="),
 }
 
 
@@ -296,6 +303,44 @@ def test_bad_input_is_told_in_one_sentence(name: str, here: Here) -> None:
     words_, sentence = BAD[name]
     out, err = here(*words_, module="pipeline.inspect", code=2)
     assert out == "" and re.match(f"error: {sentence}", err) and err.count("\n") == 1
+
+
+def test_broken_weights_are_told_as_a_run_tells_them(folder: Path, here: Here) -> None:
+    whole = (folder / "model.safetensors").read_bytes()
+    for content, sentence in ((whole[:-100], "is no whole .safetensors file"), (b"", "is no whole .safetensors file")):
+        (folder / "model.safetensors").write_bytes(content)
+        _, err = here("model=sdar_8b", f"model.path={folder}", module="pipeline.inspect", code=2)
+        assert err.count("\n") == 1 and sentence in err
+        with pytest.raises(ValueError) as caught:
+            check(describe(ModelOptions("it", path=str(folder))))
+        assert err == f"error: {caught.value}\n"
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root reads everything")
+def test_weights_that_may_not_be_read_are_told_so(folder: Path, here: Here) -> None:
+    (folder / "model.safetensors").chmod(0)
+    _, err = here("model=sdar_8b", f"model.path={folder}", module="pipeline.inspect", code=2)
+    assert "cannot be read (Permission denied)" in err and err.count("\n") == 1
+
+
+def test_an_empty_yaml_of_ones_own_is_called_by_its_name(tmp_path: Path, here: Here) -> None:
+    (tmp_path / "my" / "model").mkdir(parents=True)
+    (tmp_path / "my" / "model" / "mine.yaml").write_text("")
+    _, err = here("--config-dir", "my", "model=mine", module="pipeline.inspect", code=2)
+    assert re.match(r"error: model=mine: model.hub is null and nothing is recorded of it", err)
+
+
+def test_a_narrow_terminal_is_kept_to(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "60")
+    out, _ = here("model=llada2_mini", module="pipeline.inspect")
+    assert max(map(len, out.splitlines())) <= 60 and "16.26 B" in out
+
+
+def test_faults_are_told_with_how_many_tensors_there_are(folder: Path, here: Here) -> None:
+    tensors = load_file(folder / "model.safetensors")
+    save_file({**tensors, "extra": torch.zeros(1)}, folder / "model.safetensors")
+    out, _ = here("model=sdar_8b", f"model.path={folder}", module="pipeline.inspect", code=2)
+    assert f"weights here yes: of {len(tensors) + 1} tensors, 1 tensor has no place (extra (1,))" in words(out)
 
 
 def test_a_configuration_that_is_no_json_is_told_in_one_sentence(folder: Path, here: Here) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -19,7 +20,7 @@ from pipeline.engine import Engine, Task
 from samplers import ConfidenceSampler, ThresholdSampler
 from tests.conftest import ROOT, CommandLine
 from tests.layouts import LAYOUTS, shapes
-from tools.tiny_as import TARGETS, write_as
+from tools.tiny_as import TARGETS, main, write_as
 
 QUESTIONS = ["Tom has 4 bags of 6 pens. He loses 5. How many pens now?", "9 + 33 = ?", "Anna has 12 eggs. à ümläute 🎈"]
 FAMILY = {"llada": "LLaDA", "dream": "Dream", "fast_dllm_v2_7b": "Fast-dLLM v2"}
@@ -75,6 +76,31 @@ def test_a_family_that_cannot_hold_the_weights_says_so(tmp_path: Path) -> None:
         write_as("sdar", tmp_path)
     with pytest.raises(ValueError, match=r"^gpt2 is unknown: use llada, dream, fast_dllm_v2_7b$"):
         write_as("gpt2", tmp_path)
+
+
+def test_only_a_folder_of_its_own_is_written_over(tmp_path: Path) -> None:
+    write_as("llada", tmp_path / "own")
+    write_as("dream", tmp_path / "own")
+    (tmp_path / "own" / "notes.txt").write_text("mine")
+    foreign = tmp_path / "foreign"
+    foreign.mkdir()
+    (foreign / "config.json").write_text('{"model_type": "llada"}')
+    for folder in (tmp_path / "own", foreign):
+        with pytest.raises(ValueError, match="holds files that were not written by this tool"):
+            write_as("llada", folder)
+    assert (foreign / "config.json").read_text() == '{"model_type": "llada"}' and len(list(foreign.iterdir())) == 1
+
+
+def test_the_command_says_faults_in_one_sentence_and_quotes_paths(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").write_text("")
+    for folder in (tmp_path / "file", tmp_path / "file" / "below"):
+        monkeypatch.setattr("sys.argv", ["tiny_as.py", "llada", str(folder)])
+        assert main() == 2
+        assert re.fullmatch(r"error: \S+ cannot be written \(.+\)\n", capsys.readouterr().err)
+    monkeypatch.setattr("sys.argv", ["tiny_as.py", "llada", str(tmp_path / "a b")])
+    assert main() == 0 and f"'model.path={tmp_path / 'a b'}'" in capsys.readouterr().out
 
 
 @pytest.mark.slow

@@ -34,6 +34,7 @@ GOLDEN: dict[str, list[tuple[str, str, dict[str, Any]]]] = {
         ("ids", "logits_b32", {"pattern": "blocks", "first": 0, "size": 32}),
     ],
 }
+SCRIPTS = {"llada2_moe": "llada2", "fastdllm_v2": "fast_dllm_v2"}  # names of the script's where they are others
 Tensors = dict[str, torch.Tensor]
 
 
@@ -48,9 +49,13 @@ def golden_dump(family: str) -> tuple[Tensors, dict[str, Any]]:
             tensors[f"forwards.{name}.ids"] = found[ids][row].clone()
             tensors[f"forwards.{name}.rows"] = torch.arange(found[logits].shape[1])
             tensors[f"forwards.{name}.logits"] = found[logits][row].clone()
+            best = found[logits][row].topk(2, dim=-1)
+            tensors[f"forwards.{name}.argmax"] = best.indices[:, 0].contiguous()
+            tensors[f"forwards.{name}.margin"] = best.values[:, 0] - best.values[:, 1]
             forwards.append({"name": name, "attend": attend})
-    about = {"format": 1, "family": family, "model": f"golden {family}", "dtype": "float32", "device": "cpu"}
-    return tensors, {**about, "rows": "raw", "chat_template": False, "prompts": [], "forwards": forwards}
+    names = {"family": SCRIPTS.get(family, family), "model": f"golden {family}", "dtype": "float32", "device": "cpu"}
+    about = {"format": 2, **names, "rows": "raw", "mask_id": 255, "end_ids": [254], "chat_template": False}
+    return tensors, {**about, "prompts": [], "forwards": forwards, "decoding": None}
 
 
 def llada_dump() -> tuple[Tensors, dict[str, Any]]:
@@ -118,6 +123,7 @@ def test_logits_that_differ_are_refused_with_the_first_differing_argmax(here: He
     tensors, about = golden_dump("llada")
     logits = tensors["forwards.logits.0.logits"]
     logits[7, 3] = logits[7].max() + 1
+    tensors["forwards.logits.0.argmax"][7], tensors["forwards.logits.0.margin"][7] = 3, 1.0
     out, _ = here(*arguments("llada", write(here.folder / "d", tensors, about)), module="pipeline.verify", code=1)
     assert re.search(r"logits\.0 .* 43 of 44 │ DIFFERS", out)
     assert re.search(r"logits\.0: first differing argmax at row 7: \d+ here, 3 there, margin 1\.00e\+00", out)
@@ -155,15 +161,49 @@ def _changed(**changes: Any) -> Callable[[Path], None]:
     return change
 
 
+def _without(key: str) -> Callable[[Path], None]:
+    def change(path: Path) -> None:
+        tensors, about = golden_dump("llada")
+        del about[key]
+        write(path, tensors, about)
+
+    return change
+
+
+def _rewritten(name: str, how: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[Path], None]:
+    def change(path: Path) -> None:
+        tensors, about = golden_dump("llada")
+        write(path, {**tensors, name: how(tensors[name]).contiguous()}, about)
+
+    return change
+
+
 @pytest.mark.parametrize(
     ("spoil", "said"),
     [
         (Path.unlink, r"--reference=\S+ cannot be read \(|--reference=\S+ cannot be read"),
         (_no_metadata, r"is no reference: it must be written by tools/dump_reference\.py"),
         (_torn, r"is no whole \.safetensors file"),
-        (_changed(format=9), r"of another version .*format 9 is not 1.*write it again"),
-        (_changed(rows="shifted"), r"rows are shifted, not raw"),
-        (_changed(forwards=[{"name": "gone", "attend": FULL}]), r"the forward gone lacks ids, rows or logits"),
+        (_changed(format=9), r"of another version .*format 9 is not 2.*write it again"),
+        (_changed(rows="shifted"), r"rows shifted is none of raw"),
+        (_changed(family="gpt"), r"family gpt is none of llada, "),
+        (_changed(forwards=[]), r"it has no forward"),
+        (_changed(chat_template="yes"), r"chat_template is neither true nor false"),
+        (_changed(end_ids=[256]), r"mask_id and end_ids: 256 is no id below 256"),
+        (_without("mask_id"), r"is damaged .*it lacks 'mask_id'"),
+        (_without("decoding"), r"is damaged .*it lacks 'decoding'"),
+        (_changed(decoding={"settings": {}, "ours": "confidence", "gen_length": 32}), r"decoding\.ours is no object"),
+        (_changed(decoding={"settings": {}, "ours": None, "gen_length": 0}), r"decoding\.gen_length is 0"),
+        (_rewritten("forwards.logits.0.rows", lambda rows: rows + 1), r"rows: 44 is no row of 0 to 43"),
+        (_rewritten("forwards.logits.0.ids", lambda ids: ids + 250), r"ids: \d+ is no id below 256"),
+        (_rewritten("forwards.logits.0.ids", lambda ids: -ids - 1), r"ids: -\d+ is no id below 256"),
+        (_rewritten("forwards.logits.0.argmax", lambda rows: rows[:-3]), r"argmax and margin are not of 44 rows"),
+        (_rewritten("forwards.logits.0.argmax", lambda rows: rows + 1), r"argmax is not that of the logits"),
+        (_rewritten("forwards.logits.0.logits", lambda logits: logits * torch.nan), r"logits or margin are no numbers"),
+        (
+            _changed(forwards=[{"name": "gone", "attend": FULL}]),
+            r"the forward gone lacks ids, rows, logits, argmax, margin",
+        ),
     ],
 )
 def test_a_bad_dump_is_refused_in_one_sentence(here: Here, spoil: Callable[[Path], None], said: str) -> None:
@@ -172,6 +212,47 @@ def test_a_bad_dump_is_refused_in_one_sentence(here: Here, spoil: Callable[[Path
     spoil(path)
     _, err = here(*arguments("llada", str(path)), module="pipeline.verify", code=2)
     assert err.startswith("error: ") and err.count("\n") == 1 and re.search(said, err)
+
+
+def test_other_end_ids_are_a_difference_and_an_absent_answer_is_told(here: Here) -> None:
+    dump, tiny = here.folder / "dump.safetensors", ROOT / "adapters" / "tiny" / "ar"
+    assert dump_reference("--model", str(tiny), "--family", "causal", "--out", str(dump), *CPU) == 0
+    words = ["model=tiny_ar", "--reference", str(dump)]
+    for ends in ("[]", "[5]"):
+        out, _ = here(*words, f"model.end_ids={ends}", module="pipeline.verify", code=1)
+        assert f"note: answers end with one of {ends} here, with one of [0] in the reference" in out
+        assert re.search(r"answer 0: all \d+ tokens of the shorter one are equal, but ours is over after 32", out)
+    with safe_open(dump, framework="pt") as opened:
+        about = json.loads(opened.metadata()["blockdiff_reference"])
+    tensors = load_file(dump)
+    del tensors["decoded.3"]
+    write(dump, tensors, about)
+    out, _ = here(*words, module="pipeline.verify")
+    assert "answers: 4 of 4 are equal, 4 of 5 compared: the reference lacks the rest" in out
+    write(dump, {**tensors, "decoded.3": tensors["decoded.0"][:-1].clone()}, about)
+    _, err = here(*words, module="pipeline.verify", code=2)
+    assert re.search(r"is damaged .*decoded\.3 neither ends nor fills gen_length: \d+ of 32 ids", err)
+
+
+def test_a_dump_of_another_family_or_mask_is_refused_in_one_sentence(here: Here) -> None:
+    tensors, about = golden_dump("llada")
+    dump = write(here.folder / "d", tensors, {**about, "family": "dream"})
+    _, err = here(*arguments("llada", dump), module="pipeline.verify", code=2)
+    assert re.search(r"is a LLaDA, the reference of the family dream: it is of golden llada\n$", err)
+    dump = write(here.folder / "d", tensors, {**about, "mask_id": 7})
+    _, err = here(*arguments("llada", dump), module="pipeline.verify", code=2)
+    assert "has the mask id 255, the reference 7" in err and err.count("\n") == 1
+
+
+def test_a_slightly_wrong_epsilon_is_told_from_rounding(here: Here) -> None:
+    """Half of LLaDA's epsilon on top: three times the tolerance, and fifteen times what sums in another order make."""
+    changed = here.folder / "other"
+    shutil.copytree(shared("golden", "llada", "model"), changed, copy_function=shutil.copyfile)
+    config = json.loads((changed / "config.json").read_text())
+    (changed / "config.json").write_text(json.dumps({**config, "rms_norm_eps": config["rms_norm_eps"] * 1.5}))
+    dump = write(here.folder / "d", *golden_dump("llada"))
+    words = ["model=llada", f"model.path={changed}", "--reference", dump]
+    assert "DIFFERS" in here(*words, module="pipeline.verify", code=1)[0]
 
 
 def test_a_dump_of_another_model_is_refused_before_the_weights_are_read(here: Here) -> None:
@@ -274,6 +355,17 @@ def test_the_script_decodes_with_the_authors_file_and_the_result_agrees(here: He
             r"error: --model=/nowhere/at/all could not be loaded \(",
         ),
         (("--model", "x", "--family", "causal", "--device", "cuda"), r"error: --device=cuda: torch sees no GPU here"),
+        (("--model", "x", "--family", "causal", "--device", "tpu"), r"error: --device=tpu is unknown: use cuda"),
+        (("--model", "x", "--family", "causal", "--length", "0"), r"error: --length=0 is out of range"),
+        (
+            ("--model", "x", "--family", "llada", "--length", "40"),
+            r"error: --length=40 is no multiple of the block of 32",
+        ),
+        (("--model", "x", "--family", "sdar", "--block", "0"), r"error: --block=0 is out of range"),
+        (("--model", "x", "--family", "causal", "--block", "4"), r"error: --block=4 is not used by --family=causal"),
+        (("--model", "x", "--family", "llada", "--generate", "/nope.py"), r"error: --generate=/nope\.py is no file"),
+        (("--model", "x", "--family", "dream", "--generate", "/nope.py"), r"error: --generate=\S+ is not used by"),
+        (("--model", "x", "--family", "sdar", "--mask-id", "-1"), r"error: --mask-id=-1 is no mask"),
     ],
 )
 def test_the_script_fails_in_words(
@@ -283,7 +375,30 @@ def test_the_script_fails_in_words(
         pytest.skip("there is a GPU")
     device = () if "--device" in words else ("--device", "cpu")
     assert dump_reference(*words, *device, "--out", str(tmp_path / "d")) == 2
-    assert re.search(said, capsys.readouterr().err)
+    err = capsys.readouterr().err
+    assert re.search(said, err) and err.count("\n") == 1 and not list(tmp_path.iterdir())
+
+
+def test_the_place_of_the_dump_is_tried_before_a_model_is_loaded(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ("--model", "x", "--family", "causal", *CPU)
+    assert dump_reference(*words, "--out", str(tmp_path)) == 2
+    assert f"--out={tmp_path} is a folder" in capsys.readouterr().err
+    assert dump_reference(*words, "--out", "/nope/z.safetensors") == 2
+    assert capsys.readouterr().err == "error: --out=/nope/z.safetensors: there is no folder /nope\n"
+
+
+def test_an_authors_file_that_is_broken_ends_it_before_a_model_is_loaded(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "generate.py"
+    words = ("--model", "x", "--family", "llada", "--generate", str(file), "--out", str(tmp_path / "d"), *CPU)
+    for content, said in (("def (", r"could not be imported \(SyntaxError"), ("x = 1", r"has no function generate")):
+        file.write_text(content)
+        assert dump_reference(*words) == 2
+        err = capsys.readouterr().err
+        assert re.search(rf"error: --generate=\S+ {said}", err) and err.count("\n") == 1
 
 
 def test_the_script_imports_nothing_of_ours_and_parses_as_python_3_8() -> None:

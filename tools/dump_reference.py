@@ -13,7 +13,8 @@ The dump holds, as safetensors (T tokens, V vocabulary, N of the rows):
     forwards.<name>.logits (N, V) float32, *raw*: row r is what the network says at position r, never shifted
     forwards.<name>.argmax (T,)   the largest logit of every row, -1 where none was computed
     forwards.<name>.margin (T,)   float32, its distance to the second largest
-    decoded.<i>            (T,)   the answer to prompt i by the authors' decoder, without the prompt
+    decoded.<i>            (T,)   the answer to prompt i by the authors' decoder, without the prompt: it ends with, or
+                                  holds, one of the end ids, or it has --length ids
 and one metadata entry, ``blockdiff_reference``, a JSON object: what was run, with which versions and settings.
 """
 
@@ -23,11 +24,11 @@ import argparse
 import contextlib
 import importlib.util
 import json
+import os
 import platform
 import sys
-import traceback
 
-FORMAT = 1
+FORMAT = 2
 PROMPTS = (
     "What is 17 plus 25?",
     "Tom has 4 bags with 6 pens each. He loses 5 pens. How many pens does he have now?",
@@ -46,6 +47,10 @@ MASKS = {
 }
 BLOCKS = {"llada2": 32, "sdar": 4, "fast_dllm_v2": 32}  # families that attend by blocks, and their published block
 FAMILIES = (*MASKS, "causal")
+# tokens that end an answer beside those which configuration and tokenizer name
+ENDS = {"llada": ("<|endoftext|>", "<|eot_id|>"), "dream": ("<|im_end|>",)}
+# the function that the file named by --generate holds
+FUNCTIONS = {"llada": "generate", "llada_moe": "generate", "sdar": "block_diffusion_generate"}
 
 
 class DumpError(Exception):
@@ -58,6 +63,12 @@ def main():
         dump(options)
     except DumpError as fault:
         print("error: " + str(fault), file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return 130
+    except Exception as error:
+        print("error: " + first_line(error), file=sys.stderr)
         return 2
     return 0
 
@@ -79,8 +90,11 @@ def parse():
 
 def dump(options):
     """Run everything and write one file; a part that fails is left out and told, as long as a forward is left."""
-    tokenizer, model, config = load(options)
-    run = Run(options, tokenizer, model, config)
+    refuse_wrong(options)
+    generate = of_file(options)
+    tokenizer, config = load_small(options)
+    run = Run(options, tokenizer, config, generate)
+    run.model = load(options, config)
     prompts = [encode(tokenizer, text) for text in PROMPTS]
     tensors, forwards, decoded = {}, [], None
     for number, ids in enumerate(prompts):
@@ -97,30 +111,123 @@ def dump(options):
     write(options.out, tensors, about)
 
 
-def load(options):
-    """Tokenizer, model and configuration, by the model's own code."""
+def refuse_wrong(options):
+    """All that can be known before anything is loaded."""
+    family = options.family
+    if options.length < 2:
+        raise DumpError(f"--length={options.length} is out of range: use a whole number from 2 up")
+    if family in ("llada", "llada_moe") and options.length > 32 and options.length % 32:
+        raise DumpError(f"--length={options.length} is no multiple of the block of 32 that its decoder is called with")
+    if options.block is not None and family not in BLOCKS:
+        raise DumpError(f"--block={options.block} is not used by --family={family}, which does not attend by blocks")
+    if options.block is not None and options.block < 1:
+        raise DumpError(f"--block={options.block} is out of range: use a whole number from 1 up")
+    if options.mask_id is not None and (options.mask_id < 0 or family == "causal"):
+        raise DumpError(f"--mask-id={options.mask_id} is no mask of --family={family}: leave it out")
+    if options.generate is not None and family not in FUNCTIONS:
+        raise DumpError(f"--generate={options.generate} is not used by --family={family}: leave it out")
+    if options.generate is not None and not os.path.isfile(options.generate):
+        raise DumpError(f"--generate={options.generate} is no file")
+    refuse_device(options.device)
+    refuse_place(options.out)
+
+
+def refuse_device(device):
+    name, _, number = device.partition(":")
+    if name not in ("cpu", "cuda") or (number and not (name == "cuda" and number.isdigit())):
+        raise DumpError(f"--device={device} is unknown: use cuda, cuda:1 or cpu")
+    torch, _ = libraries()
+    if name == "cuda" and not torch.cuda.is_available():
+        raise DumpError(f"--device={device}: torch sees no GPU here, use --device=cpu")
+    if number and int(number) >= torch.cuda.device_count():
+        raise DumpError(f"--device={device}: torch sees {torch.cuda.device_count()} GPUs here")
+
+
+def refuse_place(path):
+    """Try whether the file can be written, as only that tells."""
+    if os.path.isdir(path):
+        raise DumpError(f"--out={path} is a folder: name a file, such as dump.safetensors in it")
+    if not os.path.isdir(os.path.dirname(path) or "."):
+        raise DumpError(f"--out={path}: there is no folder {os.path.dirname(path)}")
     try:
+        open(part_of(path), "wb").close()
+        os.remove(part_of(path))
+        if os.path.exists(path):
+            open(path, "ab").close()
+    except OSError as error:
+        raise DumpError(f"--out={path} cannot be written ({error.strerror})") from error
+
+
+def part_of(path):
+    return path + ".part"  # what is written first, so that an older dump stays whole until the new one is
+
+
+def libraries():
+    try:
+        import safetensors.torch  # noqa: F401 - what writes the file must be there before all is computed
         import torch
         import transformers
     except ImportError as error:
-        raise DumpError(f"{error}: install torch and transformers as the authors say") from error
-    if options.device.startswith("cuda") and not torch.cuda.is_available():
-        raise DumpError(f"--device={options.device}: torch sees no GPU here, use --device=cpu")
-    where = {"trust_remote_code": options.family != "causal", "revision": options.revision}
+        raise DumpError(f"{error}: install torch, transformers and safetensors as the authors say") from error
+    return torch, transformers
+
+
+def of_file(options):
+    """The authors' function in the file named by --generate; None, with a note, if no file is."""
+    path, name = options.generate, FUNCTIONS.get(options.family)
+    if name and not path:
+        print("note: --generate is not given, so no answers are decoded", file=sys.stderr)
+    if not path:
+        return None
+    sys.path.insert(0, os.path.dirname(path) or ".")  # what it imports lies beside it
+    spec = importlib.util.spec_from_file_location("authors_generate", path)
+    if spec is None or spec.loader is None:
+        raise DumpError(f"--generate={path} is no Python file")
+    module = importlib.util.module_from_spec(spec)
     try:
-        config = transformers.AutoConfig.from_pretrained(options.model, **where)
-        tokenizer = transformers.AutoTokenizer.from_pretrained(options.model, **where)
-        mapped = getattr(config, "auto_map", None) or {}
-        only_body = mapped and "AutoModelForCausalLM" not in mapped  # Dream names its whole model AutoModel
-        loader = transformers.AutoModel if only_body else transformers.AutoModelForCausalLM
-        attention = {"attn_implementation": "sdpa"} if options.family == "llada2" else {}  # its eager path hides all
-        model = loader.from_pretrained(options.model, torch_dtype=getattr(torch, options.dtype), **attention, **where)
+        spec.loader.exec_module(module)
+    except (Exception, SystemExit) as error:
+        raise DumpError(f"--generate={path} could not be imported ({first_line(error)})") from error
+    if not callable(getattr(module, name, None)):
+        raise DumpError(f"--generate={path} has no function {name}")
+    return getattr(module, name)
+
+
+def where(options):
+    return {"trust_remote_code": options.family != "causal", "revision": options.revision}
+
+
+def load_small(options):
+    """Tokenizer and configuration."""
+    _, transformers = libraries()
+    try:
+        config = transformers.AutoConfig.from_pretrained(options.model, **where(options))
+        return transformers.AutoTokenizer.from_pretrained(options.model, **where(options)), config
     except Exception as error:
-        raise DumpError(
-            f"--model={options.model} could not be loaded ({first_line(error)}): use the versions its authors name, "
-            f"here are torch {torch.__version__} and transformers {transformers.__version__}"
-        ) from error
-    return tokenizer, model.to(options.device).eval(), config
+        raise not_loaded(options, error) from error
+
+
+def load(options, config):
+    """The model, by its own code."""
+    torch, transformers = libraries()
+    mapped = getattr(config, "auto_map", None) or {}
+    only_body = mapped and "AutoModelForCausalLM" not in mapped  # Dream names its whole model AutoModel
+    loader = transformers.AutoModel if only_body else transformers.AutoModelForCausalLM
+    attention = {"attn_implementation": "sdpa"} if options.family == "llada2" else {}  # its eager path hides all
+    dtype = getattr(torch, options.dtype)
+    try:
+        model = loader.from_pretrained(options.model, torch_dtype=dtype, **attention, **where(options))
+        return model.to(options.device).eval()
+    except Exception as error:
+        raise not_loaded(options, error) from error
+
+
+def not_loaded(options, error):
+    torch, transformers = libraries()
+    return DumpError(
+        f"--model={options.model} could not be loaded ({first_line(error)}): use the versions its authors name, "
+        f"here are torch {torch.__version__} and transformers {transformers.__version__}"
+    )
 
 
 def encode(tokenizer, text):
@@ -135,17 +242,42 @@ def encode(tokenizer, text):
 class Run:
     """The model with all that its forwards and its decoder need to know."""
 
-    def __init__(self, options, tokenizer, model, config):
-        import torch
-
-        self.torch, self.options, self.tokenizer, self.model = torch, options, tokenizer, model
+    def __init__(self, options, tokenizer, config, generate):
+        """Without the model, which is loaded once all this is known to fit."""
+        self.torch, _ = libraries()
+        self.options, self.tokenizer, self.model, self.generate = options, tokenizer, None, generate
+        self.config = config
         self.family, self.device, self.length = options.family, options.device, options.length
         own = getattr(config, "block_size", None) or getattr(config, "bd_size", None)
         self.block = (options.block or own or BLOCKS[self.family]) if self.family in BLOCKS else None
-        stated = getattr(config, "mask_token_id", None) or getattr(tokenizer, "mask_token_id", None)
-        self.mask = options.mask_id if options.mask_id is not None else (stated or MASKS.get(self.family))
-        if self.length < 2 or (self.block and self.length % self.block):
+        self.mask = self.mask_id()
+        if self.block and self.length % self.block:
             raise DumpError(f"--length={self.length} is no multiple of the block, {self.block}")
+
+    def mask_id(self):
+        if self.family == "causal":
+            return None
+        found = self.options.mask_id
+        for said in (getattr(self.config, "mask_token_id", None), getattr(self.tokenizer, "mask_token_id", None)):
+            found = said if found is None else found
+        found = MASKS[self.family] if found is None else found
+        size = getattr(self.config, "embedding_size", None) or getattr(self.config, "vocab_size", None)
+        if size is not None and found >= size:
+            raise DumpError(
+                f"the mask id {found} is none of the {size} of --model={self.options.model}: give --mask-id"
+            )
+        return found
+
+    def end_ids(self):
+        """All ids that end an answer, by configuration, tokenizer and family."""
+        found = set()
+        generation = getattr(self.model, "generation_config", None)
+        for said in (self.config, generation, self.tokenizer):
+            value = getattr(said, "eos_token_id", None)
+            found.update(value if isinstance(value, (list, tuple)) else [value])
+        vocabulary = self.tokenizer.get_vocab()
+        found.update(vocabulary.get(token) for token in ENDS.get(self.family, ()))
+        return sorted(id for id in found if id is not None)
 
     def attend(self):
         """What a position may see, counted from position 0."""
@@ -222,6 +354,7 @@ class Run:
         call, settings, ours = self.decoder()
         if call is None:
             return None
+        ends = set(self.end_ids())
         for number, ids in enumerate(prompts):
             row = self.torch.tensor([ids], device=self.device)
             with self.torch.no_grad():
@@ -229,6 +362,11 @@ class Run:
             found = getattr(found, "sequences", found)
             out = [int(token) for token in (found[0] if found.ndim == 2 else found)]
             answer = out[len(ids) :] if out[: len(ids)] == ids else out  # LLaDA2's comes without the prompt
+            answer = answer[: self.length]  # whole blocks may take some more
+            if len(answer) < self.length and not set(answer) & ends:
+                print(f"warning: the answer to prompt {number} is left out: it neither ends nor has {self.length} ids",
+                      file=sys.stderr)  # fmt: skip
+                continue
             tensors[f"decoded.{number}"] = self.torch.tensor(answer, dtype=self.torch.int64)
         return {"settings": settings, "ours": ours, "gen_length": self.length}
 
@@ -236,13 +374,13 @@ class Run:
         """(function of a row, its arguments, the same in our options or None where nothing of ours is equal)."""
         length, block, model = self.length, self.block, self.model
         if self.family in ("llada", "llada_moe"):
-            generate = self.of_file("generate")
+            generate = self.generate
             arguments = {"steps": length, "gen_length": length, "block_length": min(32, length), "temperature": 0.0,
                          "cfg_scale": 0.0, "remasking": "low_confidence", "mask_id": self.mask}  # fmt: skip
             ours = {"sampler": "confidence", "block_size": min(32, length), "steps": length}
             return generate and (lambda row: generate(model, row, **arguments)), arguments, ours
         if self.family == "sdar":
-            generate = self.of_file("block_diffusion_generate")
+            generate = self.generate
             arguments = {"gen_length": length, "block_length": block, "denoising_steps": block, "temperature": 1.0,
                          "top_k": 1, "top_p": 1.0, "remasking_strategy": "low_confidence_static",
                          "confidence_threshold": 0.85, "mask_id": self.mask}  # fmt: skip
@@ -261,22 +399,6 @@ class Run:
         arguments = {"max_new_tokens": length, "do_sample": False}
         ours = {"sampler": "autoregressive"}
         return (lambda row: model.generate(row, attention_mask=self.torch.ones_like(row), **arguments)), arguments, ours
-
-    def of_file(self, name):
-        """A function of the file named by --generate; None, with a note, if none is named."""
-        path = self.options.generate
-        if not path:
-            print("note: --generate is not given, so no answers are decoded", file=sys.stderr)
-            return None
-        sys.path.insert(0, path.rpartition("/")[0] or ".")  # what it imports lies beside it
-        spec = importlib.util.spec_from_file_location("authors_generate", path)
-        if spec is None or spec.loader is None:
-            raise DumpError(f"--generate={path} is no Python file")
-        module = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(module)
-        if not hasattr(module, name):
-            raise DumpError(f"--generate={path} has no function {name}")
-        return getattr(module, name)
 
 
 def keep(tensors, prefix, ids, start, logits, torch):
@@ -299,9 +421,11 @@ def describe(options, run, tokenizer, forwards, decoded):
         "format": FORMAT,
         "family": options.family,
         "model": options.model,
-        "revision": options.revision or getattr(run.model.config, "_commit_hash", None),
+        "revision": options.revision or getattr(run.config, "_commit_hash", None),
         "dtype": options.dtype,
-        "device": run.torch.cuda.get_device_name() if options.device.startswith("cuda") else options.device,
+        "device": run.torch.cuda.get_device_name(options.device)
+        if options.device.startswith("cuda")
+        else options.device,
         "versions": {
             "python": platform.python_version(),
             "torch": run.torch.__version__,
@@ -309,6 +433,7 @@ def describe(options, run, tokenizer, forwards, decoded):
         },
         "rows": "raw",
         "mask_id": run.mask,
+        "end_ids": run.end_ids(),
         "chat_template": bool(getattr(tokenizer, "chat_template", None)),
         "prompts": [{"text": text} for text in PROMPTS],
         "forwards": forwards,
@@ -320,7 +445,8 @@ def write(path, tensors, about):
     from safetensors.torch import save_file
 
     try:
-        save_file(tensors, path, metadata={"blockdiff_reference": json.dumps(about)})
+        save_file(tensors, part_of(path), metadata={"blockdiff_reference": json.dumps(about)})
+        os.replace(part_of(path), path)
     except Exception as error:
         raise DumpError(f"--out={path} could not be written: {first_line(error)}") from error
     answers = sum(name.startswith("decoded.") for name in tensors)
@@ -335,7 +461,6 @@ def telling(what):
     except DumpError as fault:
         print(f"warning: {what} is left out: {fault}", file=sys.stderr)
     except Exception as error:
-        traceback.print_exc()
         print(f"warning: {what} is left out: {first_line(error)}", file=sys.stderr)
 
 

@@ -12,17 +12,21 @@ from __future__ import annotations
 import argparse
 import json
 import re
+import shlex
 import shutil
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 SOURCE = Path(__file__).resolve().parents[1] / "adapters" / "tiny" / "llada"
 SPARE = "\u00c0\u00c1"  # the tokens of two bytes that no text in UTF-8 contains
+COPIED = ("tokenizer_config.json", "chat_template.jinja", "generation_config.json")
 Tensors = dict[str, torch.Tensor]
 Json = dict[str, Any]
 
@@ -122,19 +126,38 @@ def write_as(name: str, folder: Path) -> list[str]:
     """Write the folder; returns the arguments with which ``python -m pipeline`` runs it.
 
     Raises:
-        ValueError: one sentence, if the family cannot hold these weights.
+        ValueError: one sentence, if the family cannot hold these weights, or the folder holds other files.
+        OSError: if it cannot be written.
     """
     if name not in TARGETS:
         raise ValueError(REFUSED.get(name, f"{name} is unknown: use {', '.join(TARGETS)}"))
     target = TARGETS[name]
+    _refuse_foreign(folder)
     folder.mkdir(parents=True, exist_ok=True)
     save_file(target.tensors(load_file(SOURCE / "model.safetensors")), folder / "model.safetensors")
-    _write_json(folder / "config.json", target.config(json.loads((SOURCE / "config.json").read_text())))
-    for file in ("tokenizer_config.json", "chat_template.jinja", "generation_config.json"):
+    for file in COPIED:
         shutil.copy(SOURCE / file, folder)
     tokenizer = json.loads((SOURCE / "tokenizer.json").read_text())
     _write_json(folder / "tokenizer.json", _with_tokens(tokenizer, target.end_tokens))
+    _write_json(folder / "config.json", target.config(_native()))
     return [f"model={name}", f"model.path={folder}", *target.overrides]
+
+
+def _refuse_foreign(folder: Path) -> None:
+    """Refuse to write where anything lies that was not written here: the files' names and the configuration tell."""
+    if not folder.is_dir() or not (there := {path.name for path in folder.iterdir()}):
+        return
+    ours = [target.config(_native()) for target in TARGETS.values()]
+    try:
+        known = json.loads((folder / "config.json").read_text()) in ours
+    except (OSError, ValueError):
+        known = False
+    if not known or there - {*COPIED, "model.safetensors", "tokenizer.json", "config.json"}:
+        raise ValueError(f"{folder} holds files that were not written by this tool: name a new or an empty folder")
+
+
+def _native() -> Json:
+    return json.loads((SOURCE / "config.json").read_text())
 
 
 def _with_tokens(tokenizer: Json, tokens: tuple[str, ...]) -> Json:
@@ -151,17 +174,27 @@ def _write_json(file: Path, content: Json) -> None:
     file.write_text(json.dumps(content, indent=1, ensure_ascii=False))
 
 
-def main() -> None:
+def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("family", help=f"one of {', '.join(TARGETS)}")
     parser.add_argument("folder", type=Path)
     given = parser.parse_args()
     try:
         arguments = write_as(given.family, given.folder)
+    except OSError as error:
+        return _failed(f"{given.folder} cannot be written ({error.strerror or error})")
     except ValueError as error:
-        raise SystemExit(str(error)) from error
-    print("python -m pipeline", *arguments)
+        return _failed(str(error))
+    except SafetensorError as error:
+        return _failed(f"{given.folder} cannot be written ({error})")
+    print(shlex.join(["python", "-m", "pipeline", *arguments]))
+    return 0
+
+
+def _failed(sentence: str) -> int:
+    print(f"error: {sentence}", file=sys.stderr)
+    return 2
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())
