@@ -5,6 +5,7 @@ from __future__ import annotations
 import pickle
 import warnings
 from collections.abc import Collection, Iterator
+from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -80,10 +81,19 @@ class _StrangeError(Exception):
 
 class _MetadataUnpickler(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
+        if (module, name) == ("builtins", "getattr"):  # how some versions of Python write a member of an enumeration
+            return _member
         dtype = module == "torch" and isinstance(torch.__dict__.get(name), torch.dtype)
         if not dtype and (module, name) not in _HARMLESS:
             raise _StrangeError(f"{module}.{name}")
         return super().find_class(module, name)
+
+
+def _member(owner: Any, name: str) -> Any:
+    """In place of ``getattr``, which could reach anything."""
+    if not (isinstance(owner, type) and issubclass(owner, Enum)):
+        raise _StrangeError(f"getattr of {owner!r}")
+    return owner[name]
 
 
 def _reader(folder: Path) -> tuple[FileSystemReader, Metadata]:
