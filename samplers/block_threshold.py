@@ -69,6 +69,8 @@ class BlockThresholdSampler(BlockDiffusionSampler):
                 yield from self._prefill(state, block)
             unstored = yield from self._fill(state, unstored, block)
             if self.early_stop and self._ended(state, block):
+                if block.stop < len(state.tokens) and not state.ended(block.stop):  # the end is in the prompt's tail
+                    state.commit(block.stop, min(state.model.end_ids))  # their code writes it to all slots behind
                 return
 
     def _prefill(self, state: DecodeState, first: range) -> Decoding:

@@ -195,6 +195,8 @@ def test_an_end_token_ends_the_answer_after_its_block_and_as_published_the_promp
     assert M not in tokens(ours)
     (whole,) = decode(scripted(script), replace(sampler, early_stop=False), [[END]], 7)
     assert tokens(whole) == tokens(ours)
+    (published,) = decode(scripted(script), replace(sampler, compat="dinfer"), [[END]], 7)
+    assert tokens(published) == [END, 2, 3, 4, END, M, M, M]
 
 
 SAMPLERS = [

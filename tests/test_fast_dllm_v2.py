@@ -100,6 +100,13 @@ def test_an_end_token_that_begins_a_block_is_the_last() -> None:
     assert kinds(outcome) == ["denoise", "commit"]
 
 
+def test_the_threshold_is_to_be_exceeded() -> None:
+    """Certain slots have probability 1 exactly: a threshold of 1 holds them back, so each goes as the surest."""
+    certain = TableAdapter(SHIFTED, {slot: row(3, 1.0) for slot in range(9)})
+    (outcome,) = decode(certain, FastDLLMV2Sampler(block_size=8, sub_block_size=8, threshold=1.0), [[5]], 7)
+    assert outcome.counts()["nfe"] == 7
+
+
 @pytest.mark.parametrize(("threshold", "forwards"), [(0.0, 4 * 4 + 3), (1.0, 4 * 31 + 3)])
 def test_thresholds_of_0_and_1_are_the_two_limits(threshold: float, forwards: int) -> None:
     """Blocks of 32 in sub-blocks of 8: four forwards and one that stores, or one for each of the 31 slots left."""
