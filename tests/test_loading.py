@@ -6,6 +6,7 @@ import json
 import os
 import re
 import shutil
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -473,8 +474,10 @@ def test_what_may_not_be_read_is_named_before_anything_is_loaded(tmp_path: Path,
         file.chmod(0o644)
     folder.chmod(0o755)
     tmp_path.chmod(0o755)
-    for parent in list(tmp_path.parents)[:2]:
-        parent.chmod(0o755)
+    all_temporary = Path(tempfile.gettempdir()).resolve()
+    for parent in tmp_path.resolve().parents:
+        if all_temporary in parent.parents:
+            parent.chmod(0o755)
     (folder / locked).chmod(0)
     user = os.geteuid()
     os.seteuid(user or 65534)  # the superuser may read everything
