@@ -1,6 +1,6 @@
 """The protocol every model is put behind, and what all adapters share: the canvas on the device and the read-out.
 
-Shapes: R rows in flight, S slots of a row, B rows of a group, W slots of the longest window, N wanted slots,
+Shapes: R rows in flight, S slots of a row, B members of a group, W slots of the longest window, N wanted slots,
 V vocabulary.
 """
 
@@ -8,26 +8,20 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Protocol
 
 import torch
 
+from adapters.drafts import Drafts, Laws, judging, keeping
+from adapters.grouping import Group, Request, group_key, grouped
+from adapters.predictions import Columns, by_request, rivals_asked, silent, split
 from adapters.readout import Head, OwnReadOuts, ReadOut
-from adapters.readouts import BUILT_IN, Memory, named
-from adapters.soft import SoftInputs, pack
+from adapters.readouts import Memory, named
 from adapters.text import TextCodec
-from samplers import FULL, Attend, Forward, Guidance, ModelFacts, Prediction
+from samplers import Attend, Forward, Guidance, ModelFacts, Prediction
 
-
-@dataclass(slots=True)
-class Request:
-    """A forward of one row, with the slots of that row that changed since its last one."""
-
-    row: int
-    forward: Forward
-    changed: list[int]
-    tokens: list[int]  # what the changed slots hold now
+__all__ = ["DeviceAdapter", "Group", "MaskedLMAdapter", "Request", "group_key"]
 
 
 class MaskedLMAdapter(Protocol):
@@ -37,7 +31,7 @@ class MaskedLMAdapter(Protocol):
     codec: TextCodec
 
     def open(self, rows: int, slots: int) -> None:
-        """Make room for ``rows`` sequences of up to ``slots`` slots; forgets all rows."""
+        """Make room for ``rows`` sequences of up to ``slots`` slots, spare ones included; forgets all rows."""
 
     def place(self, row: int, tokens: Sequence[int], stream: int) -> None:
         """Put a new sequence into a row; ``stream`` keys its random numbers."""
@@ -49,56 +43,22 @@ class MaskedLMAdapter(Protocol):
         """Wait until the device has finished."""
 
 
-def group_key(forward: Forward) -> tuple:
-    """Forwards of equal key may share one call."""
-    attend = forward.attend.pattern if forward.attend else None
-    scale = forward.guidance.scale if forward.guidance else None
-    return (forward.role, attend, len(forward.context) > 0, scale, bool(forward.inputs), forward.law, forward.ask)
-
-
-@dataclass(slots=True)
-class Group:
-    """Requests as tensors, by ascending row. Windows are padded on the right to W by repeating their last slot."""
-
-    forwards: list[Forward]
-    lines: list[int]  # rows, on the host
-    rows: torch.Tensor  # (B,)
-    starts: torch.Tensor  # (B,)
-    lengths: torch.Tensor  # (B,) window lengths
-    contexts: torch.Tensor  # (B, 2) first and last + 1 of the cached slots visible
-    stores: torch.Tensor  # (B, 2) first and last + 1 of the slots stored
-    edges: torch.Tensor  # (B, 2) first edge and size of the blocks, for a pattern of blocks
-    positions: torch.Tensor  # (B, W) slots
-    ids: torch.Tensor  # (B, W)
-    padded: bool  # whether any window is shorter than W
-    soft: SoftInputs | None = None
-
-    @property
-    def cached(self) -> bool:
-        return len(self.forwards[0].context) > 0  # alike in this
-
-    @property
-    def attend(self) -> Attend | None:
-        return self.forwards[0].attend  # alike in pattern, not in edges
-
-    def inside(self) -> torch.Tensor:
-        """(B, W) bool: False for padding."""
-        return torch.arange(self.ids.shape[1], device=self.ids.device) < self.lengths[:, None]
-
-    def is_stored(self) -> torch.Tensor:
-        """(B, W) bool: whether a window's slot is to be stored."""
-        return (self.positions >= self.stores[:, :1]) & (self.positions < self.stores[:, 1:])
-
-
 class DeviceAdapter(ABC):
     """Keeps tokens on the device, gathers windows, and reads the wanted slots out; a subclass runs the network.
 
-    Three small packed copies go up per call (changed slots, windows, wanted slots), one packed result comes down.
+    Three small packed copies go up per call (changed slots, windows, wanted slots), and one each of what is seldom said
+    (contents and positions of a window's own, trees, mixtures, rivals); one packed result comes down.
+
+    Attributes:
+        laws: those that drafts were drawn from; a target shares its drafter's.
+        checks: hold the cache to what it must store when drafts are verified; for tests, to be set before `open`.
     """
 
     def __init__(self, facts: ModelFacts, codec: TextCodec, device: torch.device, logits_mib: int = 256) -> None:
         self.facts, self.codec, self.device = facts, codec, device
         self.read_out = ReadOut(facts.mask_id, facts.vocab_size, logits_mib)
+        self.laws = Laws(0)
+        self.checks = False
 
     @abstractmethod
     def hidden(self, group: Group) -> torch.Tensor:
@@ -108,15 +68,21 @@ class DeviceAdapter(ABC):
     def head(self, hidden: torch.Tensor) -> torch.Tensor:
         """Logits of (N, D) hidden states, (N, V)."""
 
+    def head_for(self, group: Group) -> Head:
+        """The head of a group's read-out: it is run on the wanted slots chunk by chunk, in their order."""
+        return _guided(self.head, group.forwards[0].guidance)
+
     def open(self, rows: int, slots: int) -> None:
         self.canvas = torch.zeros(rows, slots, dtype=torch.long, device=self.device)
         self.streams = torch.zeros(rows, dtype=torch.long, device=self.device)
-        self.memory = Memory(rows, slots, self.device)
+        self.memory = Memory(rows, slots + self.facts.shift, self.device)
+        self.laws = Laws(rows)
 
     def place(self, row: int, tokens: Sequence[int], stream: int) -> None:
         self.canvas[row, : len(tokens)] = torch.tensor(tokens, device=self.device)
         self.streams[row] = stream - (1 << 64) if stream >= 1 << 63 else stream
         self.memory.forget(row)
+        self.laws.forget(row)
 
     def synchronize(self) -> None:
         if self.device.type == "cuda":
@@ -125,31 +91,50 @@ class DeviceAdapter(ABC):
     @torch.inference_mode()
     def forward(self, requests: Sequence[Request]) -> list[Prediction]:
         ordered = sorted(requests, key=lambda request: request.row)
-        self._update_canvas(ordered)
+        self.update_canvas(ordered)
         group = self._group(ordered)
         hidden = self.hidden(group)
         if group.forwards[0].guidance:
             hidden = torch.cat((hidden, self.hidden(self._unconditional(group))), -1)
-        if not any(len(f.want) for f in group.forwards):
-            return [Prediction((), {}, {}) for _ in requests]
-        said = dict(zip(group.lines, _split(self._read(group, hidden), group.forwards), strict=True))
-        return [said[request.row] for request in requests]
+        rivals = rivals_asked(group.forwards)
+        if not rivals:
+            said = [silent(forward) for forward in group.forwards]
+        else:
+            kinds = Columns(max(map(len, rivals)), min(group.forwards[0].best, self.facts.vocab_size))
+            said = split(self._read(group, hidden, rivals), group.forwards, kinds)
+        answers = dict(zip((request.row for request in ordered), by_request(said, ordered), strict=True))
+        return [answers[request.row] for request in requests]
 
-    def _read(self, group: Group, hidden: torch.Tensor) -> list[list[float]]:
-        """Columns over the N wanted slots of all requests, request after request; only these see the head."""
+    def _read(self, group: Group, hidden: torch.Tensor, rivals: list[list[int]]) -> list[list[float]]:
+        """Columns over the N wanted slots of all members, member after member; only these see the head."""
         forwards = group.forwards
         members = [b for b, f in enumerate(forwards) for _ in f.want]
         slots = [slot for f in forwards for slot in f.want]
         draws = [f.draw for f in forwards for _ in f.want]
         member, slot, draw = torch.tensor([members, slots, draws], device=self.device)
         wanted = hidden[member, slot - self.facts.shift - group.starts[member]]
-        head = _guided(self.head, forwards[0].guidance)
-        rivals = torch.tensor(_rivals(forwards), dtype=torch.long, device=self.device)
         own = None
         if named(forwards[0].ask):
             places = [(line, slot) for line, f in zip(group.lines, forwards, strict=True) for slot in f.want]
             own = OwnReadOuts(forwards[0].ask, self.memory, places)
-        return self.read_out(wanted, head, forwards[0], self.streams[group.rows[member]], slot, draw, rivals, own)
+        return self.read_out(
+            wanted,
+            self.head_for(group),
+            forwards[0],
+            self.streams[group.rows[member]],
+            slot,
+            draw,
+            rivals=torch.tensor(rivals, dtype=torch.long, device=self.device),
+            own=own,
+            drafts=self._drafts(group),
+        )
+
+    def _drafts(self, group: Group) -> Drafts | None:
+        """What is to be done with the laws of the group; a model of canvases carries logits in a way of its own."""
+        first = group.forwards[0]
+        if first.judged_drafts:
+            return judging(self.laws, group)
+        return keeping(self.laws, group) if first.carry and self.facts.attention != "canvas" else None
 
     def _unconditional(self, group: Group) -> Group:
         """The group's copy for guidance: some slots show the mask, nothing is stored."""
@@ -174,7 +159,8 @@ class DeviceAdapter(ABC):
         group = self._group([Request(0, Forward(range(len(tokens)), attend=attend), [], [])])
         return self.head(self.hidden(group)[0, list(rows)]).float()
 
-    def _update_canvas(self, requests: Sequence[Request]) -> None:
+    def update_canvas(self, requests: Sequence[Request]) -> None:
+        """Take in what changed in the rows, as `forward` does first."""
         rows = [r.row for r in requests for _ in r.changed]
         if rows:
             slots = [slot for r in requests for slot in r.changed]
@@ -183,26 +169,7 @@ class DeviceAdapter(ABC):
             self.canvas[packed[0], packed[1]] = packed[2]
 
     def _group(self, requests: Sequence[Request]) -> Group:
-        forwards = [r.forward for r in requests]
-        packed = torch.tensor([_numbers(r.row, r.forward) for r in requests], device=self.device)
-        rows, starts, lengths = packed[:, :3].T
-        widths = [len(f.window) for f in forwards]
-        steps = torch.arange(max(widths), device=self.device)
-        positions = starts[:, None] + torch.minimum(steps, lengths[:, None] - 1)
-        return Group(
-            forwards,
-            [r.row for r in requests],
-            rows,
-            starts,
-            lengths,
-            contexts=packed[:, 3:5],
-            stores=packed[:, 5:7],
-            edges=packed[:, 7:],
-            positions=positions,
-            ids=self.canvas[rows[:, None], positions],
-            padded=min(widths) < max(widths),
-            soft=pack(forwards, self.device),
-        )
+        return grouped(requests, self.canvas)
 
 
 def _guided(head: Head, guidance: Guidance | None) -> Head:
@@ -215,44 +182,3 @@ def _guided(head: Head, guidance: Guidance | None) -> Head:
         return without + (guidance.scale + 1) * (with_condition - without)
 
     return pair
-
-
-def _numbers(row: int, forward: Forward) -> tuple[int, ...]:
-    window, context, store, attend = forward.window, forward.context, forward.store, forward.attend or FULL
-    spans = (window.start, len(window), context.start, context.stop, store.start, store.stop)
-    return row, *spans, attend.first, attend.size
-
-
-def _rivals(forwards: Sequence[Forward]) -> list[list[int]]:
-    """Ids asked besides the token, (N, k): as many a slot as the one with most has, filled up with id 0."""
-    asked = [list(forward.rivals.get(slot, ())) for forward in forwards for slot in forward.want]
-    most = max(map(len, asked))
-    return [ids + [0] * (most - len(ids)) for ids in asked]
-
-
-def _split(columns: list[list[float]], forwards: Sequence[Forward]) -> list[Prediction]:
-    """Columns of all wanted slots (token, confidence, finite, what was asked) to one prediction a request."""
-    predictions, start = [], 0
-    rivals = max(len(forward.rivals.get(slot, ())) for forward in forwards for slot in forward.want)
-    for forward in forwards:
-        part = [column[start : start + len(forward.want)] for column in columns]
-        start += len(forward.want)
-        predictions.append(_prediction(part, forward, rivals))
-    return predictions
-
-
-def _prediction(columns: list[list[float]], forward: Forward, rivals: int) -> Prediction:
-    """One request's columns; after three and the statistics asked for there are ``rivals``, then read-outs."""
-    slots, asked = forward.want, forward.ask & BUILT_IN
-    before = 3 + len(asked)
-    prediction = Prediction(slots, dict(zip(slots, map(int, columns[0]))), dict(zip(slots, columns[1])))
-    prediction.finite = all(columns[2])
-    if "margin" in asked:
-        prediction.margin = dict(zip(slots, columns[3]))
-    if "entropy" in asked:
-        prediction.entropy = dict(zip(slots, columns[before - 1]))
-    for slot, *values in zip(slots, *columns[before : before + rivals]) if forward.rivals else ():
-        prediction.rivals[slot] = dict(zip(forward.rivals.get(slot, ()), values))
-    if named(forward.ask):
-        prediction.read = {slot: tuple(values) for slot, *values in zip(slots, *columns[before + rivals :])}
-    return prediction

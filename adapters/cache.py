@@ -15,9 +15,10 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 
 from adapters.attention import Everywhere
+from adapters.visibility import Lines
 
 if TYPE_CHECKING:
-    from adapters.base import Group
+    from adapters.grouping import Group
 
 Pair = tuple[torch.Tensor, torch.Tensor]  # keys and values
 
@@ -30,6 +31,14 @@ class Move(NamedTuple):
     end: int
 
 
+class Copies(NamedTuple):
+    """Where the copies of a window find their context: each in a line of its own, for the time of a forward."""
+
+    width: int  # slots of a line, and one more that takes what padding writes
+    rows: Everywhere  # (B,) whose context it is
+    places: Everywhere  # (B * W,) of the windows' keys among the lines' slots
+
+
 class KeyValueStore:
     """One preallocated pair of tensors (R, S + 1, H, D) a layer, written in place; slot S takes what padding writes.
 
@@ -37,6 +46,8 @@ class KeyValueStore:
     no cached key is ever moved to be read. Whether they count as stored is bookkeeping, done on the host afterwards.
     Where a forward that only reads writes over stored slots, these are set aside, layer by layer, and put back: a
     copy of the window's size. transformers' attention layers see the store through `update`.
+    Where rows run several copies of a window, which are only read, each copy gets its row's context in a line of its
+    own, layer by layer: what is copied grows with the context, and the store is not touched.
 
     Attributes:
         layers: keys and values of a layer, by its index.
@@ -51,6 +62,7 @@ class KeyValueStore:
         self.stored = [bytearray(slots) for _ in range(rows)]
         self._group: Group | None = None
         self._aside: list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]] = []
+        self._copies: Copies | None = None
 
     @torch.inference_mode()
     def forget(self, row: int) -> None:
@@ -93,7 +105,18 @@ class KeyValueStore:
             missing = stored.find(0, context.start, before) >= 0 or stored.find(0, behind, context.stop) >= 0
             assert not missing, f"row {row} reads {context}, parts of which it never stored"
         self._group = group
-        self._aim_writes(group)
+        self._copies = _copies(group) if group.cached and group.copied else None
+        if not self._copies:
+            self._aim_writes(group)
+
+    def lines(self, group: Group) -> Lines:
+        """Where the keys that a group reads lie."""
+        members, width = group.ids.shape
+        if not group.cached:
+            return Lines(range(members), members, width)
+        if group.copied:
+            return Lines(range(members), members, group.reach + 1)
+        return Lines(group.lines, self.rows, self.slots + 1)
 
     def settle(self) -> None:
         """The forward is done: its windows' slots count as stored where it said so."""
@@ -107,10 +130,14 @@ class KeyValueStore:
     def update(self, keys: torch.Tensor, values: torch.Tensor, layer: int, **unused: object) -> Pair:
         """Keys and values (B, H, W, D) of the window in.
 
-        Out come those of the whole store, (R, H, S + 1, D), a view; or the window's own where no context is read.
+        Out come those of the whole store, (R, H, S + 1, D), a view; those of the copies' lines, (B, H, L + 1, D) up to
+        the last slot L that any of them sees; or the window's own where no context is read.
         """
         self._put_back()
         assert self._group is not None
+        if self._copies:
+            held = self.layers[layer]
+            return _copied(held[0], keys, self._copies), _copied(held[1], values, self._copies)
         if layer not in self.layers:
             self._reserve(layer, keys, values)
         places = self._places.on(keys.device)
@@ -160,3 +187,17 @@ class KeyValueStore:
         self.layers[layer] = pair[0], pair[1]
         self._flat[layer] = pair[0].flatten(0, 1), pair[1].flatten(0, 1)
         self._shown[layer] = pair[0].transpose(1, 2), pair[1].transpose(1, 2)
+
+
+def _copies(group: Group) -> Copies:
+    width, (members, _) = group.reach + 1, group.ids.shape
+    slots = group.positions.where(group.inside(), width - 1) if group.padded else group.positions
+    first = width * torch.arange(members, device=slots.device)[:, None]
+    return Copies(width, Everywhere(group.rows), Everywhere((first + slots).flatten()))
+
+
+def _copied(held: torch.Tensor, new: torch.Tensor, copies: Copies) -> torch.Tensor:
+    """A line a copy, (B, H, L + 1, D): what the store (R, S + 1, H, D) holds, under the window's own (B, H, W, D)."""
+    lines = held[:, : copies.width].index_select(0, copies.rows.on(held.device))
+    lines.flatten(0, 1).index_copy_(0, copies.places.on(held.device), new.transpose(1, 2).flatten(0, 1))
+    return lines.transpose(1, 2)

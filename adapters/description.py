@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,6 +14,7 @@ import torch
 from adapters.checkpoints.files import content_hash, read_json
 from adapters.checkpoints.sources import Tokens
 from adapters.decoder_sizes import FORMULAS
+from adapters.drafter import Drafter, describe_drafter
 from adapters.facts import model_facts, read_stated, stored_dtype
 from adapters.families import Family, family_of, language_part
 from adapters.memory import sizes
@@ -46,6 +47,7 @@ class Description:
     dtype: str = "float32"  # of the weights, by its name in torch
     place: Place | None = None  # None for the toy
     config: dict[str, Any] = field(default_factory=dict)
+    drafter: Drafter | None = None
 
     @property
     def family(self) -> Family:
@@ -86,7 +88,8 @@ class Description:
         """What the weights are: a hash of the files' contents, or the toy's name."""
         if self.place is None:
             return f"toy-{self.facts.vocab_size}"
-        return content_hash(self.place.files())
+        own = content_hash(self.place.files())
+        return f"{own} {self.drafter.identity()}" if self.drafter else own
 
 
 def describe(options: ModelOptions, device: str = "cpu") -> Description:
@@ -120,6 +123,9 @@ def _described(options: ModelOptions, device: str) -> Description:
     found = _with_facts(options, place, config)
     found.dtype = options.dtype or ("float32" if device == "cpu" else stored_dtype(config))
     refuse_combined(found)
+    if options.draft:
+        found.drafter = describe_drafter(options, found, device)
+        found.facts = replace(found.facts, draft=found.drafter.facts)
     if options.path:
         refuse_absent(options, device)
     return found

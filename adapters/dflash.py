@@ -10,7 +10,6 @@ F tapped layers, D hidden size, V vocabulary.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -29,9 +28,10 @@ from adapters import attention
 from adapters.attention import Visibility
 from adapters.base import DeviceAdapter, Group, Request
 from adapters.cache import KeyValueStore
-from adapters.checkpoints.filling import fill
+from adapters.checkpoints.filling import fill, plan
 from adapters.checkpoints.reading import stored_tensors
-from adapters.draft_config import DraftConfig, read_draft_config
+from adapters.checks import CheckedStore
+from adapters.draft_config import DraftConfig, facts_of_drafter, read_draft_config, refuse_foreign_target
 from adapters.sliding import within
 from adapters.tensors import Piece
 from adapters.transformer import TransformerAdapter
@@ -84,24 +84,16 @@ class DFlashDrafter(DeviceAdapter):
     """
 
     def __init__(self, network: DFlashNetwork, config: DraftConfig, target: TransformerAdapter) -> None:
-        _check_target(config, target)
-        facts = replace(
-            target.facts,
-            mask_id=config.mask_id,
-            shift=0,
-            attention="full",
-            attentions=frozenset({"full"}),
-            trained_block=config.block_size,
-            max_positions=config.native.max_position_embeddings,
-        )
+        refuse_foreign_target(config, target.model.config, target.facts.vocab_size)
+        facts = facts_of_drafter(config.stated, target.facts)
         super().__init__(facts, target.codec, target.device)
         self.network, self.config, self.target = network.eval(), config, target
         self.embedding = target.model.get_input_embeddings()
-        self.store = KeyValueStore(0, 0)
+        self.store: KeyValueStore = KeyValueStore(0, 0)
 
     def open(self, rows: int, slots: int) -> None:
         super().open(rows, slots)
-        self.store = KeyValueStore(rows, slots)
+        self.store = CheckedStore(rows, slots) if self.checks else KeyValueStore(rows, slots)
 
     def place(self, row: int, tokens: Sequence[int], stream: int) -> None:
         super().place(row, tokens, stream)
@@ -148,23 +140,21 @@ class DFlashDrafter(DeviceAdapter):
         return visibility(group, "causal" if causal else "full", lines, self.target.packs)
 
 
-def _check_target(config: DraftConfig, target: TransformerAdapter) -> None:
-    theirs, ours = target.model.config, config.native
-    for name, got, wanted in (
-        ("num_hidden_layers", theirs.num_hidden_layers, config.target_depth),
-        ("hidden_size", theirs.hidden_size, ours.hidden_size),
-    ):
-        if got != wanted:
-            raise ValueError(f"this drafter belongs to a target of {name}={wanted}, but the target given has {got}")
-    if config.mask_id >= target.facts.vocab_size:
-        raise ValueError(f"the drafter's mask_token_id={config.mask_id} is no id of its target")
-
-
 def build_drafter(config: DraftConfig, dtype: torch.dtype, device: torch.device) -> DFlashNetwork:
     """The network with undefined weights; on ``meta`` it takes no memory."""
     attention.register()
     with no_init_weights(), local_torch_dtype(dtype), torch.device(device):
         return DFlashNetwork(config)
+
+
+def check_drafter(folder: Path) -> int:
+    """Hold names and shapes in the files' headers against the network; no weight is read. Returns how many there are.
+
+    Raises:
+        ValueError: as `load_drafter`.
+    """
+    network = build_drafter(read_draft_config(folder), torch.float32, torch.device("meta"))
+    return len(plan(network, stored_tensors(folder).shapes(), lambda name: [Piece(name)], folder))
 
 
 def load_drafter(folder: Path, target: TransformerAdapter) -> DFlashDrafter:

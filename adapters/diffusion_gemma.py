@@ -19,6 +19,7 @@ from transformers import AttentionInterface, DiffusionGemmaForBlockDiffusion
 from adapters.attention import Visibility, attention
 from adapters.base import DeviceAdapter, Group, Request
 from adapters.cache import KeyValueStore
+from adapters.readout import Head
 from adapters.sliding import within
 from adapters.text import TextCodec
 from adapters.visibility import Lines, kernel_serves, visibility
@@ -49,7 +50,8 @@ def by_layer(
 class DiffusionGemmaAdapter(DeviceAdapter):
     """Runs each window through the pass that fits it.
 
-    The decoder is conditioned on its previous logits for the row, see `carry`; a commit or a new sequence ends that.
+    The decoder is conditioned on its previous logits for the row, where that forward had `carry`; a commit or a new
+    sequence ends that. They take 2 bytes (bfloat16) times W times V for every row in flight.
     """
 
     def __init__(
@@ -82,6 +84,34 @@ class DiffusionGemmaAdapter(DeviceAdapter):
     def carry(self, row: int, logits: torch.Tensor) -> None:
         """Condition the row's next denoising pass on logits (W, V) of its canvas, tempered as they were drawn from."""
         self.carried[row] = logits
+
+    def head_for(self, group: Group) -> Head:
+        """A head that leaves a group's tempered logits with its rows, where they are to carry them."""
+        head, first = super().head_for(group), group.forwards[0]
+        if not first.carry:
+            return head
+        heard = 0
+        kept = self._room(group)
+
+        def keeping(hidden: torch.Tensor) -> torch.Tensor:
+            nonlocal heard
+            logits = head(hidden)
+            part = kept[heard : heard + len(hidden)]
+            part.copy_(logits / (first.law.temperature or 1))
+            part[:, list(first.law.banned)] = -torch.inf
+            heard += len(hidden)
+            return logits
+
+        return keeping
+
+    def _room(self, group: Group) -> torch.Tensor:
+        """(N, V) to be filled, of which every row carries its part."""
+        embedding = self.decoder.embed_tokens.weight
+        counts = [len(forward.want) for forward in group.forwards]
+        kept = embedding.new_empty(sum(counts), self.facts.vocab_size)
+        for row, part in zip(group.lines, kept.split(counts), strict=True):
+            self.carry(row, part)
+        return kept
 
     def forward(self, requests: Sequence[Request]) -> list[Prediction]:
         """Requests may be of both passes; each pass is one run."""

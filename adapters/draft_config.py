@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from adapters.native import first_line
 from adapters.tensors import Json
+from samplers import ModelFacts
 
 if TYPE_CHECKING:
     from transformers import Qwen3Config
@@ -19,6 +19,7 @@ class DraftConfig:
     """What a drafter's ``config.json`` says.
 
     Attributes:
+        stated: the file's content.
         native: its layers, which are Qwen3's.
         block_size: slots of a block, the last known token's included.
         mask_id: what the other slots hold.
@@ -28,6 +29,7 @@ class DraftConfig:
         embedding_scale, logits_scale, logits_cap: applied to the rows of the target's embedding and to its logits.
     """
 
+    stated: Json
     native: Qwen3Config
     block_size: int
     mask_id: int
@@ -60,19 +62,15 @@ def draft_config(config: Json) -> DraftConfig:
         ValueError: if it is of no DFlash drafter, or of DFlash 2.
         KeyError: if a key is absent.
     """
-    own: dict[str, Any] = {**config, **(config.get("dflash_config") or {})}
-    names = config.get("architectures") or []
-    if "DFlash2DraftModel" in names or "conv_kernel_size" in own or "selector_rank" in own:
-        raise ValueError("DFlash 2 (convolutions in the block, candidate selector) is not served, DFlashDraftModel is")
-    if "DFlashDraftModel" not in names:
-        raise ValueError(f"architectures={names} is no drafter, DFlashDraftModel is served")
+    own = _own(config)
     native, depth = _native(config), int(own["num_target_layers"])
     sliding, causal = [kind == "sliding_attention" for kind in native.layer_types or ()], own.get("is_causal")
     return DraftConfig(
+        stated=config,
         native=native,
         block_size=int(own["block_size"]),
         mask_id=int(own["mask_token_id"]),
-        target_layers=tuple(own.get("target_layer_ids") or spread_layers(depth, native.num_hidden_layers)),
+        target_layers=tapped_layers(config),
         target_depth=depth,
         causal=tuple(slides if causal is None else bool(causal) for slides in sliding),
         windows=tuple(_window(own) if slides else None for slides in sliding),
@@ -80,6 +78,62 @@ def draft_config(config: Json) -> DraftConfig:
         logits_scale=float(own.get("output_multiplier", 1.0)),
         logits_cap=own.get("final_logit_softcapping"),
     )
+
+
+def _own(config: Json) -> dict[str, Any]:
+    """What a drafter's configuration says, whichever place it says it in."""
+    own: dict[str, Any] = {**config, **(config.get("dflash_config") or {})}
+    names = config.get("architectures") or []
+    if "DFlash2DraftModel" in names or "conv_kernel_size" in own or "selector_rank" in own:
+        raise ValueError("DFlash 2 (convolutions in the block, candidate selector) is not served, DFlashDraftModel is")
+    if "DFlashDraftModel" not in names:
+        raise ValueError(f"architectures={names} is no drafter, DFlashDraftModel is served")
+    return own
+
+
+def is_dflash(config: Json) -> bool:
+    """Whether a ``config.json`` is of a DFlash drafter, of either version."""
+    return any(str(name).startswith("DFlash") for name in config.get("architectures") or [])
+
+
+def facts_of_drafter(config: Json, target: ModelFacts) -> ModelFacts:
+    """What concerns a sampler of a drafter beside its target, whose vocabulary it shares.
+
+    Raises:
+        ValueError: if the configuration is of no drafter that is served.
+        KeyError: if a key is absent.
+    """
+    own = _own(config)
+    return replace(
+        target,
+        mask_id=int(own["mask_token_id"]),
+        shift=0,
+        attention="full",
+        attentions=frozenset({"full"}),
+        block_origin="prompt",
+        trained_block=int(own["block_size"]),
+        max_positions=config.get("max_position_embeddings"),
+        draft=None,
+    )
+
+
+def refuse_foreign_target(config: DraftConfig, target: Any, vocab_size: int) -> None:
+    """Refuse a target whose layers this drafter was not trained on.
+
+    Args:
+        target: its native configuration.
+
+    Raises:
+        ValueError: one sentence.
+    """
+    for name, got, wanted in (
+        ("num_hidden_layers", target.num_hidden_layers, config.target_depth),
+        ("hidden_size", target.hidden_size, config.native.hidden_size),
+    ):
+        if got != wanted:
+            raise ValueError(f"this drafter belongs to a target of {name}={wanted}, but the target given has {got}")
+    if config.mask_id >= vocab_size:
+        raise ValueError(f"the drafter's mask_token_id={config.mask_id} is no id of its target")
 
 
 def _window(config: Json) -> int:
@@ -91,10 +145,24 @@ def _window(config: Json) -> int:
 def _native(config: Json) -> Qwen3Config:
     from transformers import Qwen3Config
 
+    from adapters.native import first_line
+
     try:
         return Qwen3Config(**config)
     except Exception as error:  # transformers raises whatever its validators raise
         raise ValueError(f"transformers cannot read it ({first_line(error)})") from error
+
+
+def tapped_layers(config: Json) -> tuple[int, ...]:
+    """The target's layers that a DFlash drafter is fed by, counted from 0.
+
+    Raises:
+        ValueError: if it is of no DFlash drafter, or of DFlash 2.
+        KeyError: if a key is absent.
+    """
+    own = _own(config)
+    told = own.get("target_layer_ids") or spread_layers(int(own["num_target_layers"]), int(own["num_hidden_layers"]))
+    return tuple(told)
 
 
 def spread_layers(depth: int, count: int) -> tuple[int, ...]:

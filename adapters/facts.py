@@ -10,7 +10,8 @@ from typing import Any
 from adapters.checkpoints.files import weight_files
 from adapters.checkpoints.fit import Fit, Plan, Targets, fit
 from adapters.checkpoints.headers import integers, stored, whole_numbers
-from adapters.checkpoints.sources import Source, Tokens, find, tokens_of
+from adapters.checkpoints.sources import Source, Tokens, find, find_drafter, tokens_of
+from adapters.draft_config import facts_of_drafter, is_dflash
 from adapters.families import SERVED, Family, family_of, language_part
 from adapters.ids import end_ids_of, refuse_ids
 from adapters.memory import Sizes, sizes
@@ -22,7 +23,7 @@ from samplers import ModelFacts
 
 NAMING = (
     *("name", "kind", "path", "hub", "revision", "package", "base", "base_revision"),
-    *("training", "published", "allow_cpu"),
+    *("training", "published", "draft", "draft_revision", "draft_published", "allow_cpu"),
 )
 
 
@@ -110,7 +111,28 @@ def inspect(options: ModelOptions) -> Inspection:
     facts = model_facts(
         options, family, read_stated(options, source.config, source.folder, source.told), _tokens(source)
     )
-    return Inspection(options, source, family, facts, network)
+    return Inspection(options, source, family, with_drafter(options, facts), network)
+
+
+def with_drafter(options: ModelOptions, facts: ModelFacts) -> ModelFacts:
+    """The facts of a model with those of its drafter, as far as its configuration is here or was recorded.
+
+    Raises:
+        ValueError: one sentence, if there is none, or it cannot be used.
+    """
+    if options.draft is None:
+        return facts
+    try:
+        source = find_drafter(options)
+        if is_dflash(source.config):
+            return replace(facts, draft=facts_of_drafter(source.config, facts))
+    except KeyError as error:
+        raise ValueError(f"model.draft={options.draft}: its configuration lacks {error}") from error
+    except ValueError as error:
+        raise ValueError(f"model.draft={options.draft}: {error}") from error
+    folder = str(source.folder) if source.folder else None
+    own = ModelOptions(options.name, path=folder, published=dict(source.config))
+    return replace(facts, draft=inspect(own).facts)
 
 
 def read_stated(options: ModelOptions, config: Json, folder: Path | None, told: str) -> Stated:

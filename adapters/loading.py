@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
     from adapters.base import DeviceAdapter
+    from adapters.drafter import Drafter
 
 __all__ = ["check", "load", "read_network"]
 
@@ -33,6 +34,8 @@ def load(description: Description, device: torch.device, logits_mib: int = 256) 
         toy = ToyMaskedLMAdapter()
         toy.read_out.bytes = logits_mib * 2**20
         return toy
+    if description.drafter:
+        _check_drafter(description.drafter)  # before the target's weights are read
     model = read_network(description, device)
     if description.options.compile:
         compile_layers(model)
@@ -58,9 +61,38 @@ def read_network(description: Description, device: torch.device) -> PreTrainedMo
 
 def _transformer(model: PreTrainedModel, description: Description, logits_mib: int) -> DeviceAdapter:
     kernel = description.options.attention_kernel
+    if description.drafter:
+        return _drafted(model, description, logits_mib)
     adapter = TransformerAdapter(model, description.facts, description.codec, logits_mib, attention_kernel=kernel)
     adapter.head_module = whole_head(model)
     return adapter
+
+
+def _drafted(model: PreTrainedModel, description: Description, logits_mib: int) -> DeviceAdapter:
+    from adapters.dflash import load_drafter
+    from adapters.drafted import DraftedAdapter
+
+    drafter, kernel = description.drafter, description.options.attention_kernel
+    assert drafter
+    target = DraftedAdapter(model, description.facts, description.codec, logits_mib, attention_kernel=kernel)
+    target.head_module = whole_head(model)
+    if drafter.model is None:
+        target.attach(load_drafter(drafter.folder, target))
+        return target
+    loaded = load(drafter.model, target.device, logits_mib)
+    assert isinstance(loaded, TransformerAdapter)
+    target.attach(loaded)
+    return target
+
+
+def _check_drafter(drafter: Drafter) -> None:
+    """Whether its files are whole and fit, before its target's weights are read."""
+    if drafter.model is None:
+        from adapters.dflash import check_drafter
+
+        check_drafter(drafter.folder)
+    elif not drafter.place.gguf:
+        check(drafter.model)
 
 
 def _diffusion_gemma(model: Any, description: Description, logits_mib: int) -> DeviceAdapter:

@@ -73,6 +73,10 @@ def unused(description: Description) -> dict[str, str]:
         reasons |= dict.fromkeys(("base", "base_revision"), f"{place.folder} is no LoRA")
     elif (base := lora_base(options, place.adapter)) and is_local(base):
         reasons["base_revision"] = f"the base model {base} is a folder"
+    if not options.draft:
+        reasons["draft_revision"] = "model.draft is null"
+    elif is_local(options.draft):
+        reasons["draft_revision"] = f"the drafter {options.draft} is a folder"
     if isinstance(description.codec, IdCodec):
         reasons["end_tokens"] = f"{place.folder} has no tokenizer; give model.end_ids"
     if description.family.adapter != "transformer":

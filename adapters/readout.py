@@ -6,12 +6,17 @@ Shapes: N wanted slots, n slots of a chunk, D hidden size, V vocabulary.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
 from functools import partial
 
 import torch
 
+from adapters.drafts import Drafts
+from adapters.drawing import drawn, judged, law_of, uniforms
 from adapters.readouts import Memory, Place, named
 from samplers import Forward, Law
+
+__all__ = ["GREEDY_COPIES", "SAMPLED_COPIES", "Head", "OwnReadOuts", "ReadOut", "uniforms"]
 
 Head = Callable[[torch.Tensor], torch.Tensor]
 GREEDY_COPIES, SAMPLED_COPIES = 3, 10  # float32 tensors of a chunk's (n, V) alive at the peak
@@ -28,6 +33,17 @@ class OwnReadOuts:
         places = self.places[start : start + len(hidden)]
         said = [self.memory.read(name, logits, hidden, places) for name in self.names]
         return [column for part in said for column in part.unbind(1)]
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """What is read at once."""
+
+    hidden: torch.Tensor  # (n, D)
+    rivals: torch.Tensor  # (n, k) ids
+    counters: Sequence[torch.Tensor]  # of the uniform of each slot: streams, slots, draws, (n,) each
+    own: Callable[[torch.Tensor], list[torch.Tensor]] | None
+    drafts: Drafts | None
 
 
 class ReadOut:
@@ -54,8 +70,12 @@ class ReadOut:
         draws: torch.Tensor,
         rivals: torch.Tensor | None = None,
         own: OwnReadOuts | None = None,
+        drafts: Drafts | None = None,
     ) -> list[list[float]]:
-        """Columns over the N slots: token, confidence, finite, then margin and entropy if asked, then rivals, then own.
+        """Columns over the N slots.
+
+        Token, confidence, finite, then margin and entropy if asked, then rivals, then the likeliest ids and their
+        log-probabilities, then verdicts on drafts, then own.
 
         Args:
             hidden: (N, D).
@@ -63,58 +83,81 @@ class ReadOut:
             streams, slots, draws: (N,) counters of the uniform of each slot.
             rivals: (N, k) ids whose probability is asked.
             own: read-outs of the sampler's own.
+            drafts: what is to be done with the laws that tokens are drawn from.
         """
-        size = self.chunk(forward.law, bool(own))
+        size = self.chunk(forward, bool(own))
         rivals = draws.new_empty(len(draws), 0) if rivals is None else rivals
         chunks = zip(*(tensor.split(size) for tensor in (hidden, rivals, streams, slots, draws)), strict=True)
         parts = []
         for start, (part, ids, *counters) in zip(range(0, len(draws), size), chunks):
             run = partial(own, part, start) if own else None
-            parts.append(self._statistics(head, part, forward, ids, counters, run))
+            mine = drafts.part(start, len(part)) if drafts else None
+            parts.append(self._statistics(head, forward, Chunk(part, ids, counters, run, mine)))
         return torch.cat(parts, dim=1).tolist()
 
-    def chunk(self, law: Law, own: bool = False) -> int:
-        """Slots whose logits fit the budget under this law; read-outs of one's own count as a law to draw from."""
+    def chunk(self, forward: Forward, own: bool = False) -> int:
+        """Slots whose logits fit the budget; read-outs of one's own count as a law to draw from."""
+        law = forward.law
         plain = law.temperature == 0 and law.judged != "filtered" and not own
+        plain = plain and not (forward.best or forward.carry or forward.judged_drafts)
         copies = GREEDY_COPIES if plain else SAMPLED_COPIES
         return max(1, self.bytes // (4 * self.vocab_size * copies))
 
-    def _statistics(
-        self,
-        head: Head,
-        hidden: torch.Tensor,
-        forward: Forward,
-        rivals: torch.Tensor,
-        counters: Sequence[torch.Tensor],
-        run: Callable[[torch.Tensor], list[torch.Tensor]] | None,
-    ) -> torch.Tensor:
-        """(3 to 5, and those of rivals and of ``run``, n) in float64, of (n, D) and (n, k)."""
-        logits, law = head(hidden), forward.law
+    def _statistics(self, head: Head, forward: Forward, chunk: Chunk) -> torch.Tensor:
+        """(columns, n) in float64, in the order of `__call__`."""
+        logits, law = head(chunk.hidden), forward.law
         own = logits.dtype
         logits = logits.to(torch.promote_types(own, torch.float32))  # the narrow copy is let go
         _rule_out(logits, law.banned)
-        said = run(logits) if run else []
-        token = self._draw(logits, law, counters)
-        logits = _judged(logits, law)
+        said = chunk.own(logits) if chunk.own else []
+        best = likeliest(logits, min(forward.best, self.vocab_size), self.mask_id) if forward.best else []
+        token, *verdict = self._draw(logits, law, chunk)
+        logits = judged(logits, law)
         _rule_out(logits, law.unsure)
         if self.confidence_dtype == "model":
             logits = logits.to(own)  # exact: they were of it
-        likely = _probabilities(logits, rivals)
+        likely = _probabilities(logits, chunk.rivals)
         statistics = _in_dtype_of_model if self.confidence_dtype == "model" else _in_full
-        columns = [token, *statistics(logits, token, forward.ask), *likely, *said]
+        columns = [token, *statistics(logits, token, forward.ask), *likely, *best, *verdict, *said]
         return torch.stack([column.double() for column in columns])
 
-    def _draw(self, logits: torch.Tensor, law: Law, counters: Sequence[torch.Tensor]) -> torch.Tensor:
-        """A token a slot, (n,); the mask id is out of the race here and back in the logits afterwards."""
+    def _draw(self, logits: torch.Tensor, law: Law, chunk: Chunk) -> list[torch.Tensor]:
+        """A token a slot, (n,), and verdicts, if drafts are judged.
+
+        The mask id is out of the race here and back in the logits afterwards.
+        """
         held = None
         if self.mask_id is not None:
             held = logits[:, self.mask_id].clone()
             logits[:, self.mask_id] = -torch.inf
-        greedy = law.temperature == 0
-        token = logits.argmax(-1) if greedy else sample(logits, law, uniforms(*counters))
+        if chunk.drafts:
+            said = chunk.drafts.draw(law_of(logits, law), chunk.counters)
+        else:
+            greedy = law.temperature == 0
+            said = [logits.argmax(-1) if greedy else drawn(law_of(logits, law), uniforms(*chunk.counters))]
         if held is not None:
             logits[:, self.mask_id] = held
-        return token
+        return said
+
+
+def likeliest(logits: torch.Tensor, count: int, mask_id: int | None) -> list[torch.Tensor]:
+    """The likeliest ids of (n, V), then their log-probabilities: twice ``count`` columns of n; of equals the lowest id.
+
+    The mask id is none of them, though its probability counts. `torch.topk` promises no order among equals, so ids are
+    chosen by comparing values.
+    """
+    total = logits.logsumexp(-1, keepdim=True)
+    raw = logits if mask_id is None else logits.clone()
+    if mask_id is not None:
+        raw[:, mask_id] = -torch.inf
+    least = raw.topk(count, dim=-1).values[:, -1:]
+    above, level = raw > least, raw == least
+    fits = level.cumsum(-1, dtype=torch.int32) <= count - above.sum(-1, keepdim=True)
+    backwards = torch.arange(logits.shape[1], 0, -1, dtype=torch.int32, device=logits.device)
+    chosen = backwards.where(above | (level & fits), 0).topk(count, dim=-1).values  # all unlike: from the lowest id up
+    ids = (logits.shape[1] - chosen.long()).clamp_(max=logits.shape[1] - 1)  # of no numbers none is chosen
+    values, order = (raw.gather(1, ids) - total).sort(dim=-1, descending=True, stable=True)
+    return [*ids.gather(1, order).unbind(1), *values.unbind(1)]
 
 
 def _probabilities(logits: torch.Tensor, ids: torch.Tensor) -> Sequence[torch.Tensor]:
@@ -152,76 +195,3 @@ def _in_dtype_of_model(logits: torch.Tensor, token: torch.Tensor, ask: Collectio
 def _rule_out(logits: torch.Tensor, ids: tuple[int, ...]) -> None:
     for id_ in ids:  # a few fills on the device cost less than sending the ids up
         logits[:, id_] = -torch.inf
-
-
-def sample(logits: torch.Tensor, law: Law, uniform: torch.Tensor) -> torch.Tensor:
-    """Inverse-CDF draw, in the order of ids, from the tempered and filtered law.
-
-    logits (n, V), uniform (n,) in (0, 1) -> (n,).
-    """
-    tempered = _filtered(_tempered(logits, law), law)
-    cdf = tempered.softmax(-1).double().cumsum(-1)
-    target = uniform.double() * cdf[:, -1]
-    reached = torch.searchsorted(cdf, target[:, None])[:, 0]  # the first id to reach it: never one of probability 0
-    return reached.clamp_(max=logits.shape[-1] - 1)  # a law that is not a number reaches nothing
-
-
-def _judged(logits: torch.Tensor, law: Law) -> torch.Tensor:
-    """Logits (n, V) of the law that confidence, margin and entropy are of."""
-    if law.judged == "raw":
-        return logits
-    tempered = _tempered(logits, law) if law.temperature > 0 else logits
-    return _filtered(tempered, law) if law.judged == "filtered" else tempered
-
-
-def _tempered(logits: torch.Tensor, law: Law) -> torch.Tensor:
-    return (logits - logits.amax(-1, keepdim=True)).div_(law.temperature)  # at most 0: no temperature overflows
-
-
-def _filtered(logits: torch.Tensor, law: Law) -> torch.Tensor:
-    for cut in (_within_nucleus, _best) if law.nucleus_first else (_best, _within_nucleus):
-        logits = cut(logits, law)
-    return logits
-
-
-def _best(logits: torch.Tensor, law: Law) -> torch.Tensor:
-    if law.top_k is None or law.top_k >= logits.shape[-1]:
-        return logits
-    least = logits.topk(law.top_k, dim=-1).values[:, -1:]
-    return logits.masked_fill(logits < least, -torch.inf)
-
-
-def _within_nucleus(logits: torch.Tensor, law: Law) -> torch.Tensor:
-    return logits if law.top_p is None or law.top_p == 1 else _nucleus(logits, law.top_p)
-
-
-def _nucleus(logits: torch.Tensor, top_p: float) -> torch.Tensor:
-    """Keep the smallest set of most probable ids whose mass reaches ``top_p`` (Holtzman et al. 2020)."""
-    ordered, ids = logits.sort(dim=-1, descending=True, stable=True)
-    mass = ordered.softmax(-1)
-    before = mass.cumsum(-1) - mass
-    dropped = torch.zeros_like(logits, dtype=torch.bool).scatter_(1, ids, before >= top_p)
-    return logits.masked_fill(dropped, -torch.inf)
-
-
-def uniforms(streams: torch.Tensor, slots: torch.Tensor, draws: torch.Tensor) -> torch.Tensor:
-    """`samplers.state.uniform` for int64 tensors, bit for bit: float64 in (0, 1)."""
-    bits = _mix(_mix(streams + slots) + draws)
-    return (_shift_right(bits, 12).double() + 0.5) * 2.0**-52
-
-
-def _mix(x: torch.Tensor) -> torch.Tensor:
-    """SplitMix64 in wrapping int64 arithmetic."""
-    x = x + _signed(0x9E3779B97F4A7C15)
-    x = (x ^ _shift_right(x, 30)) * _signed(0xBF58476D1CE4E5B9)
-    x = (x ^ _shift_right(x, 27)) * _signed(0x94D049BB133111EB)
-    return x ^ _shift_right(x, 31)
-
-
-def _shift_right(x: torch.Tensor, bits: int) -> torch.Tensor:
-    """Logical shift; torch shifts int64 arithmetically."""
-    return (x >> bits) & ((1 << (64 - bits)) - 1)
-
-
-def _signed(x: int) -> int:
-    return x - (1 << 64) if x >= 1 << 63 else x

@@ -8,10 +8,10 @@ import torch
 
 from adapters.base import DeviceAdapter, Group
 from adapters.text import IdCodec
-from samplers import ModelFacts
+from samplers import Forward, ModelFacts
 
 CPU = torch.device("cpu")
-ANY_ATTENTION = frozenset({"full", "blocks", "causal"})
+ANY_ATTENTION = frozenset({"full", "blocks", "causal", "tree"})
 
 
 class LogitsAdapter(DeviceAdapter):
@@ -35,7 +35,7 @@ class ToyMaskedLMAdapter(LogitsAdapter):
     def hidden(self, group: Group) -> torch.Tensor:
         vocabulary = self.facts.vocab_size
         logits = torch.full((*group.ids.shape, vocabulary), -8.0)
-        target = 3 + group.positions % (vocabulary - 3)
+        target = 3 + group.rotary % (vocabulary - 3)
         logits.scatter_(-1, target[..., None], 6.25)
         held = torch.where(group.ids.eq(self.mask_id), target, group.ids)
         liked = logits.gather(-1, held[..., None]).clamp(min=5.75)
@@ -45,6 +45,7 @@ class ToyMaskedLMAdapter(LogitsAdapter):
 class TableAdapter(LogitsAdapter):
     """Logits by rule: ``table(tokens, slot)`` returns a row, given the window's ids by slot.
 
+    A node of a tree is given what it sees of the window, by position, as if it stood in a chain.
     ``table`` may be a mapping from slot to row instead, for predictions that never change. `calls` counts the calls of
     `forward` rows, so that a test can hold the engine's count against what was really run.
     """
@@ -59,10 +60,21 @@ class TableAdapter(LogitsAdapter):
         self.calls = 0
 
     def hidden(self, group: Group) -> torch.Tensor:
-        self.calls += len(group.forwards)
+        self.calls += len(set(group.lines))  # copies of a window are one
         logits = torch.zeros(*group.ids.shape, self.facts.vocab_size)
         for b, forward in enumerate(group.forwards):
-            tokens = dict(zip(forward.window, group.ids[b].tolist(), strict=False))
-            for w, slot in enumerate(forward.window):
-                logits[b, w] = torch.tensor(self.table(tokens, slot + self.facts.shift))
+            for w, tokens in enumerate(_seen(forward, group.ids[b].tolist())):
+                slot = int(group.rotary[b, w]) + self.facts.shift
+                logits[b, w] = torch.tensor(self.table(tokens, slot))
         return logits
+
+
+def _seen(forward: Forward, ids: list[int]) -> list[dict[int, int]]:
+    """What each slot of the window is shown of it, by position."""
+    positions = list(forward.window if forward.positions is None else forward.positions)
+    if forward.attend is None or forward.attend.pattern != "tree":
+        return [dict(zip(positions, ids))] * len(positions)
+    seen: list[dict[int, int]] = []
+    for place, parent in enumerate(forward.attend.parents):  # parents come first
+        seen.append({**(seen[parent] if place else {}), positions[place]: ids[place]})
+    return seen

@@ -12,9 +12,10 @@ import torch
 
 from adapters.base import DeviceAdapter, Group
 from adapters.cache import KeyValueStore, Move
+from adapters.checks import CheckedStore, check_verified
 from adapters.soft import embedded
 from adapters.text import TextCodec
-from adapters.visibility import Lines, kernel_serves, visibility
+from adapters.visibility import kernel_serves, visibility
 from samplers import ModelFacts
 
 if TYPE_CHECKING:
@@ -44,12 +45,12 @@ class TransformerAdapter(DeviceAdapter):
         super().__init__(facts, codec, model.device, logits_mib)
         self.model = model.eval()
         self.body, self.head_module = model.base_model, model.get_output_embeddings()
-        self.store = KeyValueStore(0, 0)
+        self.store: KeyValueStore = KeyValueStore(0, 0)
         self.packs = attention_kernel == "auto" and kernel_serves(model)
 
     def open(self, rows: int, slots: int) -> None:
         super().open(rows, slots)
-        self.store = KeyValueStore(rows, slots)
+        self.store = CheckedStore(rows, slots) if self.checks else KeyValueStore(rows, slots)
 
     def place(self, row: int, tokens: Sequence[int], stream: int) -> None:
         super().place(row, tokens, stream)
@@ -57,15 +58,17 @@ class TransformerAdapter(DeviceAdapter):
 
     def hidden(self, group: Group) -> torch.Tensor:
         self._keep(group)
+        if self.checks:
+            check_verified(self.store, group, self.canvas)
         used = group.cached or any(forward.store for forward in group.forwards)
         if used:
             self.store.aim(group)
         output = self.body(
             **self._inputs(group),
-            position_ids=group.positions,
+            position_ids=group.rotary,
             cache=self.store if used else None,
             use_cache=False,
-            visibility=visibility(group, self.facts.attention, self._lines(group), self.packs),
+            visibility=visibility(group, self.facts.attention, self.store.lines(group), self.packs),
         )
         if used:
             self.store.settle()
@@ -80,12 +83,6 @@ class TransformerAdapter(DeviceAdapter):
             return {"input_ids": group.ids}
         embedding = self.model.get_input_embeddings()
         return {"inputs_embeds": embedded(group.ids, group.soft, embedding, self._mask_id)}
-
-    def _lines(self, group: Group) -> Lines:
-        if group.cached:
-            return Lines(group.lines, self.store.rows, self.store.slots + 1)
-        rows, width = group.ids.shape
-        return Lines(range(rows), rows, width)
 
     def _keep(self, group: Group) -> None:
         moves = [

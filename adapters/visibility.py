@@ -20,7 +20,7 @@ from samplers import Attend, Forward
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-    from adapters.base import Group
+    from adapters.grouping import Group
 
 NEEDED = {"seqused_k", "window_size", "enable_gqa"}  # of the kernel; its first versions lack some
 
@@ -99,7 +99,7 @@ def _pattern(group: Group, own: str) -> str:
 
 def _sees_itself(forward: Forward, pattern: str) -> bool:
     window, attend = forward.window, forward.attend
-    if len(window) == 1 or attend is None or pattern == "causal":
+    if len(window) == 1 or attend is None or pattern in ("causal", "tree"):
         return len(window) == 1
     return _block(window.start, attend) == _block(window.stop - 1, attend)
 
@@ -167,7 +167,7 @@ def _real(group: Group, count: int) -> torch.Tensor:
 def _masked(group: Group, pattern: str, lines: Lines) -> Visibility:
     attention.count_mask()
     if group.cached:
-        reach = max(max(forward.context.stop, forward.window.stop) for forward in group.forwards)
+        reach = group.reach
         mask = _cached_mask(group, pattern, reach)
     else:
         reach = group.ids.shape[1]
@@ -177,6 +177,8 @@ def _masked(group: Group, pattern: str, lines: Lines) -> Visibility:
 
 def _window_mask(group: Group, pattern: str) -> torch.Tensor:
     """(B, W, W) bool, queries and keys being the window's."""
+    if pattern == "tree":
+        return group.ancestors() & group.inside()[:, None]
     first, size = group.edges.T[:, :, None, None]
     seen = may_see(pattern, group.positions[:, :, None], group.positions[:, None], first, size)
     return seen & group.inside()[:, None]  # padding is nobody's to see
@@ -190,4 +192,7 @@ def _cached_mask(group: Group, pattern: str, reach: int) -> torch.Tensor:
     start, stop = group.starts[:, None, None], (group.starts + group.lengths)[:, None, None]
     own = (slots >= start) & (slots < stop)
     cached = (slots >= begin) & (slots < end) & ~own
+    if pattern == "tree":
+        places = (slots - start).clamp(0, group.ids.shape[1] - 1).expand(-1, group.ids.shape[1], -1)
+        return cached | (own & group.ancestors().gather(2, places))
     return cached | (own & may_see(pattern, group.positions[:, :, None], slots, first, size))

@@ -10,6 +10,7 @@ from adapters.base import DeviceAdapter
 from pipeline.agreement import Finding, token_in_words
 from pipeline.engine import Engine, Outcome, Task
 from pipeline.errors import UserError
+from pipeline.ngrams import corpus_of, tables_of
 from pipeline.reference import Reference
 from samplers import Attend
 
@@ -27,7 +28,8 @@ def compare_answers(adapter: DeviceAdapter, reference: Reference, settings: Sett
     tasks = [Task(n, reference.prompts[n], settings.gen_length, traced=True) for n in numbers]
     longest = settings.slots(reference.prompts, adapter.facts)
     found = []
-    for outcome in Engine(adapter, settings.sampler, max_rows=1).decode(tasks, longest):
+    tables = tables_of(settings, corpus_of(settings, adapter))
+    for outcome in Engine(adapter, settings.sampler, max_rows=1, ngrams=tables).decode(tasks, longest):
         if outcome.failure or outcome.state is None:
             raise UserError(f"prompt {outcome.task.index} of the reference: {outcome.error}")
         found.append((outcome, _Theirs(reference.answers[outcome.task.index], reference.end_ids)))

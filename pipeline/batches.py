@@ -35,30 +35,10 @@ class Batches(Dataset):
 
     def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
         rng = random.Random(f"{self.seed}-{self.epoch}-{index}")
-        problems = [self._problem(rng) for _ in range(self.recipe.batch_size)]
-        chats = [[{"role": "user", "content": p.question}] for p in problems]
-        prompts = self.tokenizer.apply_chat_template(chats, add_generation_prompt=True, return_dict=False)
-        answers = self.tokenizer([p.answer for p in problems]).input_ids
-        canvas = rng.randint(SHORTEST_CANVAS, LONGEST_CANVAS)
-        size = self.recipe.block_size or 1
-        length = -(-(max(map(len, prompts)) + canvas) // size) * size
-        ids = torch.full((len(problems), length), self.tokenizer.eos_token_id)
-        answered = torch.zeros_like(ids, dtype=torch.bool)
-        ended = torch.zeros_like(answered)
-        for row, (prompt, answer) in enumerate(zip(prompts, answers, strict=True)):
-            end = len(prompt) + len(answer)
-            ids[row, :end] = torch.tensor(prompt + answer)
-            answered[row, len(prompt) :] = True
-            ended[row, end + 1 :] = True
+        ids, answered, ended = sequences(self.recipe, self.tokenizer, rng)
         if self.recipe.objective == "causal":
             return self._causal(ids, answered & ~ended)
         return self._masked(ids, answered, torch.Generator().manual_seed(rng.getrandbits(63)))
-
-    def _problem(self, rng: random.Random) -> Problem:
-        while True:
-            problem = make_problem(rng.choices(LEVELS, self.recipe.level_weights)[0], rng)
-            if problem.split == "train":
-                return problem
 
     def _causal(self, ids: torch.Tensor, learnt: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Each row predicts the next token of the answer, its first end token included."""
@@ -78,3 +58,35 @@ class Batches(Dataset):
         if self.recipe.block_size is None:
             return inputs, targets
         return torch.cat((inputs, ids), 1), pad(targets, (0, ids.shape[1]), value=IGNORE)
+
+
+def sequences(
+    recipe: Recipe, tokenizer: PreTrainedTokenizerFast, rng: random.Random
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Chats of fresh problems, (B, T): their ids, where the answers are, and where these have ended.
+
+    Answers end with end tokens up to a common length; the first of them has not ended yet.
+    """
+    problems = [_problem(recipe, rng) for _ in range(recipe.batch_size)]
+    chats = [[{"role": "user", "content": p.question}] for p in problems]
+    prompts = tokenizer.apply_chat_template(chats, add_generation_prompt=True, return_dict=False)
+    answers = tokenizer([p.answer for p in problems]).input_ids
+    canvas = rng.randint(SHORTEST_CANVAS, LONGEST_CANVAS)
+    size = recipe.block_size or 1
+    length = -(-(max(map(len, prompts)) + canvas) // size) * size
+    ids = torch.full((len(problems), length), tokenizer.eos_token_id)
+    answered = torch.zeros_like(ids, dtype=torch.bool)
+    ended = torch.zeros_like(answered)
+    for row, (prompt, answer) in enumerate(zip(prompts, answers, strict=True)):
+        end = len(prompt) + len(answer)
+        ids[row, :end] = torch.tensor(prompt + answer)
+        answered[row, len(prompt) :] = True
+        ended[row, end + 1 :] = True
+    return ids, answered, ended
+
+
+def _problem(recipe: Recipe, rng: random.Random) -> Problem:
+    while True:
+        problem = make_problem(rng.choices(LEVELS, recipe.level_weights)[0], rng)
+        if problem.split == "train":
+            return problem

@@ -33,10 +33,13 @@ class Finding:
     words: str
     looked_at: int
     example: str | None = None
+    hidden: int = 0  # cases that broke before anything of the property could be seen
 
     @property
     def verdict(self) -> str:
-        return "failed" if self.example else "held" if self.looked_at else "does not apply"
+        if self.example or self.looked_at:
+            return "failed" if self.example else "held"
+        return "not looked at" if self.hidden else "does not apply"
 
 
 def check(options: dict[str, Any]) -> list[Finding]:
@@ -62,10 +65,13 @@ def _trials(options: dict[str, Any]) -> Iterator[Trial]:
 
 
 def _finding(prop: Property, trials: list[Trial]) -> Finding:
-    from pipeline.conformance import BrokenError, fault_of, smallest
+    from pipeline.conformance import BrokenError, ends, fault_of, smallest
 
     finding = Finding(prop.words, 0)
     for trial in trials:
+        if trial.broken and prop.fault is not ends:
+            finding.hidden += 1
+            continue
         try:
             finding.looked_at += prop.applies(trial)
         except BrokenError:

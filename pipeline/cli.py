@@ -21,8 +21,9 @@ from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
 from pipeline import config
-from pipeline.errors import UserError, in_yaml, one_line
-from pipeline.overrides import command_of, config_dirs, keys, open_options, raw
+from pipeline.errors import UserError, in_words, in_yaml, one_line
+from pipeline.overrides import command_of, config_dirs, flags_first, keys, open_options, raw, refuse_wrong_types
+from pipeline.own import own_first
 from pipeline.stopping import Stopped, stopping_on_signals
 
 GROUPS = ("model", "sampler", "dataset", "logger", "trainer", "experiment")
@@ -38,7 +39,7 @@ def guarded(main: Callable[[], Any]) -> None:
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())  # a user's own samplers and datasets, also for the console script
     try:
-        with stopping_on_signals():
+        with stopping_on_signals(), own_first(next(config_dirs(sys.argv[1:]), None), told=True):
             main()
     except (Exception, Carried) as caught:
         error = caught.__cause__ if isinstance(caught, Carried) else caught
@@ -74,7 +75,7 @@ def sentence(error: Exception) -> str:
         return f"{found[1]} is no option{_did_you_mean(found[1])}"
     if found := re.search(r"Error merging override (.+)", text):
         reason = next((line for line in cause.splitlines() if line.strip()), "it does not fit")
-        return f"{found[1].rstrip('.')} does not fit: {reason}"
+        return f"{found[1].rstrip('.')} does not fit: {in_words(reason)}"
     if found := re.search(r"Could not find '([\w/.-]+)'", text):
         group, _, option = found[1].rpartition("/")
         choices = ", ".join(re.findall(r"^\t([\w.-]+)$", text, re.MULTILINE))
@@ -128,10 +129,20 @@ def looking(look: Callable[[DictConfig, list[str]], None]) -> None:
             raise Carried from error
 
     def one() -> None:
-        refuse_sweep(sys.argv[1:])
+        for_one()
         composed()
 
     guarded(one)
+
+
+def for_one() -> None:
+    """Make the command line that of one configuration, whatever an experiment says that is a sweep.
+
+    Raises:
+        UserError: for flags that ask for a sweep, or that there are not.
+    """
+    refuse_sweep(sys.argv[1:])
+    sys.argv[1:] = [*flags_first(sys.argv[1:]), "hydra.mode=RUN"]
 
 
 def refuse_sweep(words: Sequence[str]) -> None:
@@ -180,8 +191,13 @@ def run() -> None:
 
     config.register()
     register_launchers()
-    sys.argv[1:] = open_options(sys.argv[1:])
-    guarded(_single)
+
+    def composed() -> None:
+        sys.argv[1:] = open_options(flags_first(sys.argv[1:]))
+        refuse_wrong_types(sys.argv[1:])
+        _single()
+
+    guarded(composed)
 
 
 def console() -> None:

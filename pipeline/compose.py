@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
+from itertools import takewhile
 from pathlib import Path
 
 from hydra import compose as hydra_compose
@@ -10,8 +12,9 @@ from hydra import initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
 from omegaconf import DictConfig
 
-import conf
 from pipeline import config
+from pipeline.errors import UserError
+from pipeline.own import conf_folder, own_first
 
 
 def compose(overrides: Sequence[str] = (), config_dir: str | None = None) -> DictConfig:
@@ -19,17 +22,16 @@ def compose(overrides: Sequence[str] = (), config_dir: str | None = None) -> Dic
 
     Args:
         config_dir: a folder of further options, as ``--config-dir`` on the command line.
+
+    Raises:
+        UserError: if that is no folder.
     """
     config.register()
-    extra = [f"hydra.searchpath=[file://{Path(config_dir).resolve()}]"] if config_dir else []
+    if config_dir and not Path(config_dir).is_dir():
+        raise UserError(f"--config-dir {config_dir} is no folder")
     GlobalHydra.instance().clear()
-    with initialize_config_dir(str(conf_folder()), version_base="1.3"):
-        return hydra_compose("config", [*overrides, *extra])
-
-
-def conf_folder() -> Path:
-    """Where the options that ship with the package are."""
-    return Path(next(iter(conf.__path__))).resolve()
+    with own_first(config_dir), initialize_config_dir(str(conf_folder()), version_base="1.3"):
+        return hydra_compose("config", list(overrides))
 
 
 def options(group: str, config_dir: str | None = None) -> list[str]:
@@ -39,10 +41,11 @@ def options(group: str, config_dir: str | None = None) -> list[str]:
 
 
 def first_comment(group: str, name: str, config_dir: str | None = None) -> str:
-    """What an option's YAML says of itself in its first line."""
+    """What an option's YAML says of itself in the first sentence of the comment it begins with."""
     for folder in [*([Path(config_dir)] if config_dir else []), conf_folder()]:
         file = folder / group / f"{name}.yaml"
         if file.is_file():
-            line = file.read_text().partition("\n")[0]
-            return line.removeprefix("#").strip() if line.startswith("#") else ""
+            lines = takewhile(lambda line: line.startswith("#"), file.read_text().splitlines())
+            said = " ".join(line.removeprefix("#").strip() for line in lines)
+            return re.split(r"(?<=[^.]\.)(?<!\be\.g\.)(?<!\bi\.e\.) ", said, maxsplit=1)[0]
     return ""

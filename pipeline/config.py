@@ -27,6 +27,8 @@ class SamplerOptions:
         trained_for: the training a preset presumes, in words; null is what its sampler says.
         num_blocks: blocks of the canvas; with a block size it sets the canvas to their product.
         tokens_per_step: instead of `steps`: the canvas divided by it.
+        ngram_corpus: what the n-gram table of `samplers.ngram` is counted from: a ``samples.jsonl`` (its answers) or a
+            text file; null is each row's own prompt.
     """
 
     _target_: str = MISSING
@@ -64,6 +66,19 @@ class SamplerOptions:
     eos: str | None = None
     early_stop: bool | None = None
     cfg_scale: float | None = None
+    drafter: str | None = None
+    draft_width: int | None = None
+    draft_chunk: int | None = None
+    draft_confidence: float | None = None
+    draft_candidates: int | None = None
+    sampled_drafts: bool | None = None
+    adaptive: bool | None = None
+    acceptance: str | None = None
+    tree: str | None = None
+    node_budget: int | None = None
+    prefix_weight: float | None = None
+    ngram_order: int | None = None
+    ngram_corpus: str | None = None
     compat: str | None = None
 
 

@@ -17,6 +17,7 @@ from omegaconf import DictConfig
 from adapters.mixing import MixingAdapter
 from pipeline.engine import Engine, Outcome, Task
 from pipeline.errors import UserError, one_line
+from pipeline.ngrams import tables_of
 from pipeline.settings import Settings, resolve, sampler_class
 from samplers import BlockDiffusionSampler, DecodeState, ModelFacts, stream_key
 
@@ -24,13 +25,19 @@ VOCABULARY, END, MASK = 13, 11, 12
 HOT = 0.9  # temperature at which draws are looked at
 _FULL = ModelFacts(VOCABULARY, MASK, frozenset({END}), attentions=frozenset({"full", "blocks"}))
 _BLOCKS = replace(_FULL, attention="blocks", attentions=frozenset({"blocks"}), block_origin="zero")
+_CAUSAL = replace(_FULL, mask_id=None, shift=1, attention="causal", attentions=frozenset({"causal"}))
+_PAIR = replace(_CAUSAL, draft=replace(_FULL, attentions=frozenset({"full"}), trained_block=4))
 MODELS = {
     "full attention": _FULL,
     "full attention, read one row before": replace(_FULL, shift=1),
     "block-causal from position 0": _BLOCKS,
     "block-causal from position 0, read one row before": replace(_BLOCKS, shift=1),
     "block-causal from the prompt's end": replace(_BLOCKS, block_origin="prompt"),
-    "causal": replace(_FULL, mask_id=None, shift=1, attention="causal", attentions=frozenset({"causal"})),
+    "causal": _CAUSAL,
+    "causal, with a drafter": _PAIR,
+    "causal, with a diffusion model as drafter": replace(_CAUSAL, draft=replace(_FULL, shift=1)),
+    "causal, with a block diffusion model as drafter": replace(_CAUSAL, draft=replace(_BLOCKS, trained_block=4)),
+    "canvases of noise": replace(_FULL, mask_id=None, attention="canvas", attentions=frozenset({"canvas"})),
 }
 # the careful and the bold end of the rules that have one
 LIMITS = (
@@ -122,6 +129,8 @@ class Trial:
             sizes["block_size"] = at.block
         if "sub_block_size" in known:
             sizes["sub_block_size"] = max(1, at.block // 2)
+        if "steps_per_block" in known:
+            sizes["steps_per_block"] = at.block
         if parallel := self.options.get("tokens_per_step"):
             sizes["tokens_per_step"] = min(parallel, at.block)
         return sizes
@@ -138,7 +147,7 @@ class Trial:
         """Whether random numbers decide anything, by its options."""
         values = self.settings().values
         heats = (values.get("temperature"), values.get("order_temperature"))
-        return any(heats) or values.get("order") == "random"
+        return any(heats) or values.get("order") == "random" or values.get("drafter") == "random"
 
     def decode(self, max_rows: int = 1, run: int = 0, backwards: bool = False, **changes: Any) -> Decoded:
         """Decode the prompts, in their order or backwards; ``run`` is the seed.
@@ -151,7 +160,7 @@ class Trial:
         for i, prompt in enumerate(at.prompts):
             tasks.append(Task(i, list(prompt), settings.gen_length, stream_key(run, i), traced=True))
         ticks = Ticks(sum(self.bound(settings, len(prompt)) for prompt in at.prompts))
-        engine = Engine(adapter, settings.sampler, max_rows, ticked=ticks)
+        engine = Engine(adapter, settings.sampler, max_rows, ticked=ticks, ngrams=tables_of(settings, None))
         try:
             slots = settings.slots(at.prompts, at.facts)
             outcomes = list(engine.decode(reversed(tasks) if backwards else tasks, slots))
@@ -173,6 +182,15 @@ class Trial:
     def plain(self) -> Decoded:
         """One row in flight."""
         return self.decode()
+
+    @cached_property
+    def broken(self) -> str | None:
+        """How the plain run broke, if it did: there is nothing then that another property could be looked at on."""
+        try:
+            _ = self.plain
+        except BrokenError as broken:
+            return str(broken)
+        return None
 
 
 @dataclass
@@ -248,7 +266,7 @@ def keeps_the_prompt(trial: Trial) -> str | None:
 
 
 def changes_by_commit_alone(trial: Trial) -> str | None:
-    """Every token got there by `state.commit` or `state.remask`, inside the canvas: so the model saw it, too."""
+    """Every token got there by a method of the state, inside the canvas: so the model saw it, too."""
     for state, steps in zip(trial.plain.states(), trial.plain.steps(), strict=True):
         known = {slot: token for step in steps for slot, token in step.items()}
         if outside := [slot for slot in known if slot not in state.canvas]:
@@ -368,12 +386,15 @@ def _limits(trial: Trial) -> tuple[dict[str, Any], dict[str, Any]]:
     for careful, bold in LIMITS:
         if values.get(next(iter(careful))) is not None:
             used = [name for name in careful if values.get(name) is not None]
-            return {name: careful[name] for name in used}, {name: bold[name] for name in used}
+            alone = {"draft_width": 1} if "draft_width" in values else {}  # one forward, one step
+            return {name: careful[name] for name in used} | alone, {name: bold[name] for name in used}
     return {}, {}
 
 
 def _limited(trial: Trial) -> bool:
     even = trial.settings().sources.get("steps", "default") == "default"
+    # a canvas' last step decides all slots, whatever it is sure of, and a drafter's threshold decides none
+    even = even and trial.at.facts.attention not in ("canvas", "causal")
     return even and bool(_limits(trial)[0]) and trial.has(**_limits(trial)[0]) and trial.has(**_limits(trial)[1])
 
 
@@ -410,7 +431,12 @@ PROPERTIES = (
 
 
 def fault_of(prop: Property, trial: Trial) -> str | None:
-    """What a property says of a trial; a sampler that breaks has a fault."""
+    """What a property says of a trial.
+
+    A sampler that breaks does not end well, which is one fault; one that breaks only where a property looks has that's.
+    """
+    if trial.broken:
+        return trial.broken if prop.fault is ends else None
     try:
         return prop.fault(trial) if prop.applies(trial) else None
     except BrokenError as broken:

@@ -74,6 +74,7 @@ def decode_with(cfg: DictConfig, prompt: str, overridden: Sequence[str] = ()) ->
     from pipeline.evaluation import load_model
     from pipeline.job import describe_model, make_dataset
     from pipeline.metrics import count_visible
+    from pipeline.ngrams import corpus_of, tables_of
     from pipeline.prompts import choose_prompt
     from pipeline.rows import decided
     from pipeline.settings import refuse_mismatch, resolve
@@ -95,9 +96,11 @@ def decode_with(cfg: DictConfig, prompt: str, overridden: Sequence[str] = ()) ->
         ids = template.encode(description.codec, [{"role": "user", "content": prompt}]) if prompt else []
     except ValueError as error:
         raise UserError(f"prompt={prompt!r}: {error}") from error
+    tables = tables_of(settings, corpus_of(settings, description))
     adapter = load_model(description, torch.device(device_type(accelerator)), options["engine"]["logits_mib"])
     task = Task(0, ids, settings.gen_length, stream_key(cfg.seed, 0), traced=True)
-    (outcome,) = Engine(adapter, settings.sampler, max_rows=1).decode([task], settings.slots([ids], description.facts))
+    engine = Engine(adapter, settings.sampler, max_rows=1, ngrams=tables)
+    (outcome,) = engine.decode([task], settings.slots([ids], description.facts))
     if outcome.state is None or outcome.failure:
         raise UserError(f"prompt={prompt!r}: {outcome.error}")
     canvas = decided(outcome.state)
@@ -114,12 +117,11 @@ def main() -> None:
     from hydra.core.hydra_config import HydraConfig
 
     from pipeline import config
-    from pipeline.cli import Carried, guarded, refuse_sweep
+    from pipeline.cli import Carried, for_one, guarded
     from pipeline.overrides import keys, raw
     from pipeline.quiet import quiet_libraries
     from pipeline.sweep import register_launchers
 
-    guarded(lambda: refuse_sweep(sys.argv[1:]))
     config.register()
     register_launchers()
     sys.argv[1:] = [f"prompt.text{word[6:]}" if word.startswith("prompt=") else word for word in sys.argv[1:]]
@@ -140,7 +142,11 @@ def main() -> None:
             file=sys.stderr,
         )
 
-    guarded(one)
+    def command() -> None:
+        for_one()
+        one()
+
+    guarded(command)
 
 
 if __name__ == "__main__":

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from adapters.base import MaskedLMAdapter, Request, group_key
-from adapters.readouts import refuse_unknown
-from samplers import Attend, DecodeState, Decoding, Forward, Kind, ModelFacts, Prediction, Role, Sampler
+from pipeline.broken import not_a_forward, told
+from pipeline.possible import unplaced, unprompted, unserved, unwanted
+from pipeline.verified import Verified, by_position, clipped, verified
+from samplers import DecodeState, Decoding, Forward, Kind, Prediction, Role, Sampler
+from samplers.ngram import NGram
 
+DRAFT_FIGURES = ("proposed_draft_tokens", "accepted_draft_tokens", "verified_tokens", "accepted_by_position")
 WASTE = 0.25  # largest share of padding in a group
 
 
@@ -54,6 +58,7 @@ class Outcome:
         seconds: wall time from its first forward to its last.
         failure: ``too_long`` or ``failed``, else None; `error` says why in a sentence.
         trace: one record a forward, if the task was traced.
+        verified: what the drafts of each forward that verified some came to, in order; nothing behind the answer.
     """
 
     task: Task
@@ -63,17 +68,26 @@ class Outcome:
     failure: str | None = None
     error: str | None = None
     trace: list[dict] = field(default_factory=list)
+    verified: list[Verified] = field(default_factory=list)
 
     def counts(self) -> dict[str, int]:
-        """Forwards of the target by kind, of the draft model, and the slots run (``token_forwards``)."""
+        """Forwards of the target by kind, of the draft model, and the target's slots run (``token_forwards``)."""
         target = [run for run in self.log if run.role is Role.TARGET]
         by_kind = Counter(run.kind for run in target)
         return {
             "nfe": len(target),
             **{f"nfe_{kind}": by_kind[kind] for kind in Kind},
-            "nfe_draft": len(self.log) - len(target),
+            "nfe_draft": len(self.log) - len(target),  # whatever their kind
             "token_forwards": sum(run.window for run in target),
         }
+
+    def drafts(self) -> dict[str, Any]:
+        """Drafts proposed and accepted, tokens emitted by the forwards that verified them; None where none did."""
+        if not self.verified:
+            return dict.fromkeys(DRAFT_FIGURES)
+        counts = [entry.counts() for entry in self.verified]
+        sums = (sum(count[name] for count in counts) for name in ("proposed", "accepted", "emitted"))
+        return dict(zip(DRAFT_FIGURES, (*sums, by_position(self.verified)), strict=True))
 
 
 @dataclass(slots=True)
@@ -101,6 +115,7 @@ class Engine:
         max_rows: sequences in flight.
         ticked: called after every round of forwards, for progress and heartbeats.
         forward_seconds: time spent in the model so far.
+        ngrams: from a row's prompt to the n-gram table that the sampler finds in its state.
     """
 
     adapter: MaskedLMAdapter
@@ -108,6 +123,12 @@ class Engine:
     max_rows: int = 8
     ticked: Callable[[], None] | None = None
     forward_seconds: float = 0.0
+    ngrams: Callable[[Sequence[int]], NGram] | None = None
+
+    @property
+    def spare_slots(self) -> int:
+        """Behind every row, see `Sampler.spare_slots`."""
+        return self.sampler.spare_slots(self.adapter.facts)
 
     def decode(self, tasks: Iterable[Task], slots: int) -> Iterator[Outcome]:
         """Yield outcomes as sequences finish; a freed row takes the next task at once.
@@ -116,7 +137,7 @@ class Engine:
             tasks: read lazily, one whenever a row is free.
             slots: length of the longest row (prompt and canvas) to expect.
         """
-        self.adapter.open(self.max_rows, slots)
+        self.adapter.open(self.max_rows, slots + self.spare_slots)
         waiting = iter(tasks)
         live: dict[int, _Live] = {}
         while True:
@@ -127,7 +148,7 @@ class Engine:
 
     def warm_up(self, tasks: Iterable[Task], slots: int) -> None:
         """Run one round of forwards and forget it: kernels get chosen and memory reserved outside the clock."""
-        self.adapter.open(self.max_rows, slots)
+        self.adapter.open(self.max_rows, slots + self.spare_slots)
         first = list(islice(tasks, self.max_rows))
         live: dict[int, _Live] = {}
         for _ in self._refill(live, iter(first)):
@@ -158,13 +179,20 @@ class Engine:
             )
             return None
         outcome.state = DecodeState.masked(task.prompt, task.length, facts, task.stream, length)
+        outcome.state.ngram = self.ngrams(task.prompt) if self.ngrams else None
         self.adapter.place(row, outcome.state.tokens, task.stream)
-        decoding, began = self.sampler.decode(outcome.state), time.perf_counter()
-        first = next(decoding, None)
-        if first is None:
-            return None  # nothing to decode
-        if error := _impossible(first, outcome.state):
-            outcome.failure, outcome.error = "failed", error
+        began = time.perf_counter()
+        try:
+            decoding = self.sampler.decode(outcome.state)
+            first = next(decoding)
+        except StopIteration:
+            _fail(outcome, _unfinished(outcome.state))  # None: there was nothing to decode
+            return None
+        except Exception as error:  # a user's own sampler may raise anything: its sample fails, the others go on
+            _fail(outcome, told(error, self.sampler))
+            return None
+        if impossible := self._impossible(first, outcome.state):
+            _fail(outcome, impossible)
             return None
         return _Live(outcome, decoding, first, began)
 
@@ -197,27 +225,59 @@ class Engine:
         state.steps += bool(forward.want)
         held = list(zip(state.tokens, state.mask)) if outcome.task.traced else []
         done = self._proceed(row, prediction)
+        if kind is Kind.VERIFY and forward.role is Role.TARGET:
+            outcome.verified.append(verified(forward, state))
         if outcome.task.traced:
             outcome.trace.append(_record(forward, kind, state, held))
         if done:
             outcome.seconds = time.perf_counter() - row.began
+            _settle_drafts(outcome, state)
         return done
 
     def _proceed(self, row: _Live, prediction: Prediction) -> bool:
         """Send a prediction into the generator; True if the sequence is decoded or has failed."""
         outcome = row.outcome
         if not prediction.finite:
-            outcome.failure, outcome.error = "failed", f"forward {row.state.forwards} gave logits that are not finite"
+            _fail(outcome, f"forward {row.state.forwards} gave logits that are not finite")
             return True
         try:
             row.pending = row.decoding.send(prediction)
         except StopIteration:
-            if error := _unfinished(row.state):
-                outcome.failure, outcome.error = "failed", error
+            _fail(outcome, _unfinished(row.state))
             return True
-        if error := _impossible(row.pending, row.state):
-            outcome.failure, outcome.error = "failed", error
+        except Exception as error:  # as in `_start`
+            _fail(outcome, told(error, self.sampler))
+            return True
+        _fail(outcome, self._impossible(row.pending, row.state))
         return outcome.failure is not None
+
+    def _impossible(self, forward: Forward, state: DecodeState) -> str | None:
+        """Why a forward cannot be run, in words."""
+        if error := not_a_forward(forward):
+            return error
+        model = state.model if forward.role is Role.TARGET else state.model.draft
+        if model is None:
+            return "the sampler asked for drafts of a model that comes without a drafter"
+        slots = len(state.tokens) + self.spare_slots
+        return (
+            unprompted(forward, state, model)
+            or unplaced(forward, slots)
+            or unwanted(forward, state, model)
+            or unserved(forward.attend, model)
+        )
+
+
+def _fail(outcome: Outcome, error: str | None) -> None:
+    """Note why a sample failed, if it did."""
+    if error:
+        outcome.failure, outcome.error = "failed", error
+
+
+def _settle_drafts(outcome: Outcome, state: DecodeState) -> None:
+    """Leave out what lies behind the answer, and tell the trace."""
+    outcome.verified = clipped(outcome.verified, state)
+    for entry in outcome.verified if outcome.trace else ():
+        outcome.trace[entry.forward - 1] |= entry.counts()
 
 
 def _groups(live: dict[int, _Live]) -> list[list[int]]:
@@ -247,44 +307,6 @@ def _request(row: int, sequence: _Live) -> Request:
     return Request(row, sequence.pending, changed, [state.tokens[slot] for slot in changed])
 
 
-def _impossible(forward: Forward, state: DecodeState) -> str | None:
-    """Why a forward cannot be run: its slots and wanted rows must lie inside the row, its pattern must be served."""
-    window, want, shift = forward.window, forward.want, state.model.shift
-    low, high = (min(want) - shift, max(want) - shift) if want else (window.start, window.start)
-    if shift and not state.prompt_length and (not window or low < 0):
-        return "an empty prompt: this model needs at least one token to predict the next"
-    for slots in (window, forward.context):
-        if slots.step != 1 or slots.start < 0 or slots.stop > len(state.tokens):
-            return f"the sampler asked for {slots} in a row of {len(state.tokens)} slots"
-    if not window:
-        return "the sampler asked for an empty window"
-    if error := _unstorable(forward, len(state.tokens)):
-        return error
-    if forward.guidance and (forward.context or forward.store or state.model.mask_id is None):
-        return "guidance needs a model with a mask token, and a window that reads and stores no keys"
-    if any(slot not in window for slot in forward.inputs):
-        return f"the sampler mixed the inputs of slots {sorted(forward.inputs)}, some of which lie outside {window}"
-    try:
-        refuse_unknown(forward.ask)
-    except ValueError as error:
-        return str(error)
-    if not window.start <= low <= high < window.stop:
-        return f"the sampler wants slots {min(want)}..{max(want)}, whose rows lie outside {window}"
-    return _unserved(forward.attend, state.model)
-
-
-def _unstorable(forward: Forward, slots: int) -> str | None:
-    """What is stored must lie in the window, and a path that is kept must close up from where it begins."""
-    window, store, keep = forward.window, forward.store, forward.keep
-    if store and (store.step != 1 or store.start < window.start or store.stop > window.stop):
-        return f"the sampler wants to store {store}, which lies outside {window}"
-    if keep:
-        first = window.start - len(keep)
-        if len(set(keep)) < len(keep) or not 0 <= first <= min(keep) <= max(keep) < slots:
-            return f"the sampler wants to keep slots {list(keep)}, which do not close up before {window}"
-    return None
-
-
 def _unfinished(state: DecodeState) -> str | None:
     """Why a sequence is not done although its sampler is: a slot is open that no end token makes superfluous."""
     for slot in state.canvas:
@@ -292,18 +314,6 @@ def _unfinished(state: DecodeState) -> str | None:
             return f"the sampler ended and left slot {slot} undecided"
         if state.tokens[slot] in state.model.end_ids:
             return None
-    return None
-
-
-def _unserved(attend: Attend | None, model: ModelFacts) -> str | None:
-    if attend is None:
-        told = model.attention != "blocks"
-        return None if told else "the sampler did not say where the blocks of this block-causal model lie"
-    if attend.pattern not in model.attentions:
-        served = ", ".join(sorted(model.attentions))
-        return f"the sampler asked for {attend.pattern} attention of a model that serves {served}"
-    if attend.pattern == "blocks" and attend.size < 1:
-        return f"the sampler asked for blocks of {attend.size} slots"
     return None
 
 

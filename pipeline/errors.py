@@ -29,6 +29,18 @@ def one_line(error: BaseException) -> str:
     return lines[-1] if type(error).__name__ == "ProcessRaisedException" else lines[0]
 
 
+def in_words(told: str) -> str:
+    """What OmegaConf says of a value of another type, as what would be right; anything else as it is."""
+    kinds = {"Integer": "a whole number", "Float": "a number", "Boolean": "true or false", "bool": "true or false"}
+    if found := re.search(r"Value '(.*?)'.* could not be converted to (Integer|Float)", told):
+        return f"{found[1]!r} is not {kinds[found[2]]}"
+    if found := re.search(r"Value '(.*?)' is not a valid (bool)", told):
+        return f"{found[1]!r} is not {kinds[found[2]]}"
+    if found := re.search(r"(?:Incompatible value|field) '?None'?.*not Optional", told):
+        return "null is no value that it takes"
+    return told
+
+
 def in_yaml(error: Exception, config_dir: str | None) -> str | None:
     """An error in a YAML file in one sentence that names file and line; None if it is in none.
 

@@ -88,6 +88,7 @@ class Evaluation(lightning.LightningModule):
         traced = len(self.job.samples) if engine_options["trace"] else engine_options["trace_samples"]
         tasks = [make_task(self.job, index, index < traced) for index in shard]
         engine = Engine(adapter, settings.sampler, min(engine_options["max_rows"], max(1, len(tasks))), folder.beat)
+        engine.ngrams = self.job.ngrams
         began = time.perf_counter()
         with self._own_signals(), Progress(len(tasks), shown=self.global_rank == 0) as progress:
             timing = self._decode(engine, tasks, folder, progress)
@@ -139,7 +140,7 @@ def measure_latency(job: Job) -> tuple[list[float], int]:
     engine_options = job.config["engine"]
     device = torch.device(device_type(job.config["trainer"]["accelerator"]))
     adapter = load_model(job.description, device, engine_options["logits_mib"])
-    engine = Engine(adapter, job.settings.sampler, max_rows=1)
+    engine = Engine(adapter, job.settings.sampler, max_rows=1, ngrams=job.ngrams)
     tasks = [make_task(job, index) for index in range(min(engine_options["timing_samples"], len(job.samples)))]
     engine.warm_up(tasks, job.slots)
     outcomes = [outcome for outcome in engine.decode(tasks, job.slots) if outcome.failure is None]

@@ -1,6 +1,7 @@
 """``python -m pipeline.inspect model=llada2_mini``: what a model is and what it needs, without its weights.
 
-``model.path=…`` looks at a folder, and at whether its tensors fit. Without ``model=``: all models, one line each.
+``model.path=…`` looks at a folder, and at whether its tensors fit; ``experiment=…`` at the model of an experiment.
+Without ``model=``: all models, one line each.
 """
 
 from __future__ import annotations
@@ -162,10 +163,12 @@ def _look(cfg: DictConfig, overrides: list[str]) -> None:
     from pipeline.overrides import config_dir, keys
 
     given, folder = keys(overrides), config_dir()
-    if any(key == "model" or key.startswith("model.") for key in given):
+    if any(key in ("model", "experiment") or key.startswith("model.") for key in given):
         print_model(cfg, HydraConfig.get().runtime.choices["model"], given, folder)
     elif given:
-        raise UserError(f"{overrides[0]} tells nothing of a model: add model=…, or leave it out to list all models")
+        raise UserError(
+            f"{overrides[0]} tells nothing of a model: add model=… or experiment=…, or leave it out to list all models"
+        )
     else:
         print_models(config_dir=folder)
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from adapters.checkpoints.sources import find_drafter
+from adapters.draft_config import is_dflash, tapped_layers
 from adapters.families import language_part
 from pipeline.devices import in_words
 
@@ -41,6 +43,8 @@ def describe(found: Inspection, cfg: DictConfig) -> Iterator[tuple[str, str]]:
     yield "longest row", "not stated" if facts.max_positions is None else f"{facts.max_positions} slots"
     yield "dtype", _dtype(found)
     yield from _memory(found, cfg)
+    if found.options.draft:
+        yield "drafter", _drafter(found)
     if found.overrides:
         yield "overrides", ", ".join(f"model.{name}={value}" for name, value in found.overrides.items())
     yield "samplers", ", ".join(fitting(found)) or "none"
@@ -107,6 +111,18 @@ def _ids(found: Inspection) -> str:
     padding = config.get("pad_token_id")
     pad = "" if padding is None else f"; padding {padding}"
     return f"{mask}; ends {ends}{pad}; vocabulary {facts.vocab_size}"
+
+
+def _drafter(found: Inspection) -> str:
+    draft, config = found.facts.draft, find_drafter(found.options).config
+    assert draft is not None
+    if not is_dflash(config):
+        return f"{found.options.draft}, a diffusion model of its own: {draft.attention} attention, mask {draft.mask_id}"
+    taps = ", ".join(map(str, tapped_layers(config)))
+    return (
+        f"{found.options.draft}, DFlash: blocks of {draft.trained_block} with the last known token, "
+        f"mask {draft.mask_id}, fed by layers {taps}"
+    )
 
 
 def _dtype(found: Inspection) -> str:

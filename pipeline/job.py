@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import ast
 import hashlib
-import inspect
 import json
 import re
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
 from functools import cached_property
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from omegaconf import DictConfig, OmegaConf
@@ -18,12 +17,14 @@ from omegaconf.errors import OmegaConfBaseException
 from pipeline.config import named, plain, refuse_missing, refuse_unknown
 from pipeline.data.base import Dataset, Sample
 from pipeline.devices import device_type, refuse_absent_devices, refuse_shared_devices, refuse_slow
-from pipeline.errors import UserError
+from pipeline.errors import UserError, in_words
+from pipeline.ngrams import Corpus, Tables, corpus_hash, corpus_of, tables_of
 from pipeline.prompts import Prompt, choose_prompt
 from pipeline.runs import settings_hash
-from pipeline.settings import Settings, refuse_mismatch, resolve
+from pipeline.settings import Settings, imported, refuse_mismatch, resolve
+from pipeline.sources import code_hash
 from pipeline.tracking import check_options
-from samplers import Sampler, cache, rules, state, stream_key
+from samplers import BlockDiffusionSampler, stream_key
 
 if TYPE_CHECKING:
     from adapters.description import Description
@@ -42,6 +43,7 @@ class Job:
     Attributes:
         config: the resolved configuration as given, the model named.
         samples: the dataset's samples in order, `prompts` their ids, put as `prompt` says.
+        corpus: what the n-gram table is counted from, if the sampler reads one and a file was given.
     """
 
     config: dict[str, Any]
@@ -51,6 +53,7 @@ class Job:
     samples: list[Sample]
     prompt: Prompt
     prompts: list[list[int]]
+    corpus: Corpus | None = None
 
     @property
     def names(self) -> tuple[str, str, str]:
@@ -83,12 +86,27 @@ class Job:
             "trained_block": facts.trained_block,
             "mask_id": facts.mask_id,
             "end_ids": sorted(facts.end_ids),
-            "sampler": self.settings.values,
-            "sampler_code": code_hash(type(self.settings.sampler)),
+            "sampler": self._keyed(self.settings.values),
+            "sampler_code": self.sampler_code,
             "gen_length": self.settings.gen_length,
             "stop": list(self.dataset.stop),
             "seed": self.seed,
         }
+
+    @cached_property
+    def ngrams(self) -> Tables | None:
+        """From a row's prompt to the n-gram table that the sampler reads, if it does."""
+        return tables_of(self.settings, self.corpus)
+
+    def _keyed(self, sampler: dict[str, Any]) -> dict[str, Any]:
+        """A sampler's settings with the contents of its corpus in place of the path."""
+        return sampler if self.corpus is None else {**sampler, "ngram_corpus": corpus_hash(self.corpus)}
+
+    @cached_property
+    def sampler_code(self) -> str:
+        """Of the code that decodes."""
+        sampler = self.settings.sampler
+        return code_hash(type(sampler), sampler.statistics() if isinstance(sampler, BlockDiffusionSampler) else ())
 
     @cached_property
     def effective(self) -> dict[str, Any]:
@@ -101,10 +119,11 @@ class Job:
     def hash(self) -> str:
         """Equal for jobs that would give the same rows; names a job's folder in a sweep."""
         asked = {key: self.effective[key] for key in ("prompt", "sampler", "dataset", "seed")}
+        asked["sampler"] = self._keyed(asked["sampler"])
         model = {key: value for key, value in self.config["model"].items() if key not in IDLE}
         model |= {"dtype": self.description.dtype, "quantization": model["quantization"] or None}
-        code = code_hash(type(self.settings.sampler))
-        return settings_hash({**asked, "model": model, "gen_length": self.settings.gen_length, "sampler_code": code})
+        known = {"model": model, "gen_length": self.settings.gen_length, "sampler_code": self.sampler_code}
+        return settings_hash(asked | known)
 
     @property
     def trained_for(self) -> str | None:
@@ -157,8 +176,9 @@ def prepare(cfg: DictConfig, overridden: Sequence[str] = (), in_sweep: bool = Fa
     refuse_missing(cfg)
     cfg = named(cfg, overridden)
     config = plain(cfg)
+    config["model"]["training"] = _known_training(config["model"], overridden)
     _refuse_out_of_range(config)
-    check_options(config["logger"])
+    check_options(config["logger"], in_sweep)
     dataset = make_dataset(cfg.dataset)
     refuse_absent_devices(**config["trainer"])
     refuse_shared_devices(config["model"]["device_map"], config["trainer"]["devices"])
@@ -171,7 +191,20 @@ def prepare(cfg: DictConfig, overridden: Sequence[str] = (), in_sweep: bool = Fa
     )
     prompt = choose_prompt(config["prompt"]["template"], description.codec, config["model"])
     prompts = prompt.encode_all(description.codec, samples)
-    return Job(config, description, settings, dataset, samples, prompt, prompts)
+    corpus = corpus_of(settings, description)
+    return Job(config, description, settings, dataset, samples, prompt, prompts, corpus)
+
+
+def _known_training(model: dict[str, Any], overridden: Sequence[str]) -> str | None:
+    """What a model's YAML says it was trained with; of another place given instead, only if its name says so, too."""
+    option = "path" if model["path"] else "hub"
+    moved = f"model.{option}" in overridden and "model.training" not in overridden
+    if not (moved and model["training"]):
+        return model["training"]
+    folders = Path(model[option]).expanduser().parts[-3:]  # the hub's cache has models--its--id/snapshots/commit
+    name = folders[0] if "snapshots" in folders[1:2] else folders[-1]
+    word = rf"(?<![^\W_]){re.escape(model['training'])}(?![^\W_])"
+    return model["training"] if re.search(word, name, re.IGNORECASE) else None
 
 
 def describe_model(options: dict[str, Any], accelerator: str = "auto", overridden: Sequence[str] = ()) -> Description:
@@ -210,12 +243,7 @@ def make_dataset(node: DictConfig) -> Dataset:
     Raises:
         UserError: for a class that cannot be imported, an unknown option or a wrong type.
     """
-    from hydra.utils import get_class
-
-    try:
-        cls = get_class(node._target_)
-    except Exception as error:  # hydra wraps whatever the user's module raises
-        raise UserError(f"dataset._target_={node._target_} cannot be imported: {error}") from error
+    cls = imported("dataset._target_", node._target_, Dataset)
     given = {key: value for key, value in plain(node).items() if key != "_target_"}
     known = [entry.name for entry in fields(cls)]
     if unknown := [key for key in given if key not in known]:
@@ -226,23 +254,8 @@ def make_dataset(node: DictConfig) -> Dataset:
     try:
         return OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(cls), given))  # type: ignore[return-value]
     except OmegaConfBaseException as error:
-        raise UserError(f"dataset.{error.full_key or error.key}: {str(error).splitlines()[0]}") from error
-
-
-def code_hash(cls: type[Sampler]) -> str:
-    """Of the modules of a sampler's class and bases, and of what they share; comments and docstrings don't count."""
-    modules = {inspect.getmodule(base) for base in cls.__mro__ if issubclass(base, Sampler)} | {cache, rules, state}
-    trees = [_tree(inspect.getsource(module)) for module in modules if module]
-    return hashlib.sha256("".join(sorted(trees)).encode()).hexdigest()[:10]
-
-
-def _tree(source: str) -> str:
-    tree = ast.parse(source)
-    for node in ast.walk(tree):
-        documented = isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef))
-        if documented and ast.get_docstring(node, clean=False) is not None:  # type: ignore[arg-type]
-            node.body = node.body[1:]  # type: ignore[attr-defined]
-    return ast.dump(tree)
+        reason = in_words(str(error).splitlines()[0])
+        raise UserError(f"dataset.{error.full_key or error.key}: {reason}") from error
 
 
 def _refuse_out_of_range(config: dict[str, Any]) -> None:

@@ -5,18 +5,21 @@ Overrides narrow the table down or fill in what is missing: ``model=llada model.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from itertools import zip_longest
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from rich.table import Table
 
-from samplers import ModelFacts, Sampler
+from samplers import ModelFacts
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
 
+CANVAS = 8  # blocks: enough to be shared evenly
 GROUPS = ("model", "sampler", "dataset")
+TOY = ModelFacts(
+    128, 0, frozenset({2}), attentions=frozenset({"full", "blocks", "causal", "tree"})
+)  # without loading torch
 
 
 def print_options(config_dir: str | None = None) -> None:
@@ -26,37 +29,39 @@ def print_options(config_dir: str | None = None) -> None:
 
     for group in GROUPS:
         table = Table(title=f"{group}=", title_justify="left", show_header=False, box=None, pad_edge=False)
-        for name in options(group, config_dir):
+        names = options(group, config_dir)
+        table.add_column(no_wrap=True, min_width=max(map(len, names)))
+        table.add_column(overflow="fold")
+        for name in names:
             table.add_row(name, first_comment(group, name, config_dir))
         console().print(table)
         console().print()
 
 
 def print_combinations(overrides: Sequence[str] = (), config_dir: str | None = None) -> None:
-    """Which sampler decodes which model; a model that is neither here nor recorded can't be judged and says so.
+    """Which samplers decode which models, those together that take the same; a model that is neither here nor recorded
+    can't be judged and says so.
 
     Args:
         overrides: ``model=`` or ``sampler=`` leave only that row or column, others change what is judged.
     """
-    from pipeline.compose import compose
     from pipeline.settings import sampler_class
     from pipeline.table import console
 
     models, names = (_chosen(group, overrides, config_dir) for group in ("model", "sampler"))
+    told: dict[str, list[str]] = {}
     rest = [override for override in overrides if override.partition("=")[0] not in ("model", "sampler")]
-    known: dict[str, ModelFacts | str] = {}
-    samplers: dict[str, type[Sampler]] = {}
-    for model, name in zip_longest(models, names):  # composing is what takes time here: one of each at once
-        words = [f"{group}={word}" for group, word in (("model", model), ("sampler", name)) if word]
-        cfg = compose([*words, *rest], config_dir)
-        known |= {model: _facts(cfg)} if model else {}
-        samplers |= {name: sampler_class(cfg.sampler._target_)} if name else {}
-    table = Table(title="which sampler decodes which model", title_justify="left", box=None, pad_edge=False)
-    for name in ("model", "samplers"):
-        table.add_column(name)
-    for model, facts in known.items():
-        fitting = [name for name, sampler in samplers.items() if _decodes(sampler, facts)]
-        table.add_row(model, facts if isinstance(facts, str) else ", ".join(fitting) or f"not {', '.join(names)}")
+    samplers = dict(_composed("sampler", names, rest, config_dir))
+    for cfg in samplers.values():
+        sampler_class(cfg.sampler._target_)  # one that cannot be imported is told, not left out
+    for model, cfg in _composed("model", models, rest, config_dir):
+        told.setdefault(_samplers_of(_facts(cfg), samplers), []).append(model)
+    table = Table(box=None, pad_edge=False)
+    for column in ("models", "samplers"):
+        table.add_column(column)
+    for text, alike in told.items():
+        table.add_row(", ".join(alike), text)
+    console().print("which samplers decode which models")  # a table's title is broken at its width
     console().print(table)
 
 
@@ -67,28 +72,55 @@ def _chosen(group: str, overrides: Sequence[str], config_dir: str | None) -> lis
     return given or options(group, config_dir)
 
 
+def _composed(
+    group: str, names: Sequence[str], rest: Sequence[str], config_dir: str | None
+) -> Iterator[tuple[str, DictConfig]]:
+    """The configuration with each option of a group."""
+    from omegaconf import OmegaConf
+
+    from pipeline.compose import compose
+
+    if rest or len(names) == 1:
+        yield from ((name, compose([f"{group}={name}", *rest], config_dir)) for name in names)
+        return
+    # composing is what takes time here: all options at once, each in a place of its own
+    whole = compose([f"+{group}@every.{name}={name}" for name in names], config_dir)
+    around = OmegaConf.masked_copy(whole, [str(key) for key in whole if key not in (group, "every")])
+    OmegaConf.set_struct(around, False)
+    for name in names:
+        yield name, OmegaConf.merge(around, {group: whole.every[name]})  # type: ignore[misc]
+
+
+def _samplers_of(facts: ModelFacts | str, samplers: dict[str, DictConfig]) -> str:
+    if isinstance(facts, str):
+        return facts
+    fitting = [name for name, cfg in samplers.items() if _decodes(cfg, facts)]
+    return ", ".join(fitting) or ("none of them" if len(samplers) > 3 else f"not {', '.join(samplers)}")
+
+
 def _facts(cfg: DictConfig) -> ModelFacts | str:
-    """By the model's files, or by what is recorded of it: transformers is not needed."""
+    """By the model's files, or by what is recorded of it: neither torch nor transformers is needed."""
     from adapters.facts import inspect
     from adapters.places import ModelOptions
     from pipeline.config import plain
 
     options = ModelOptions(**plain(cfg.model))
     if options.kind == "toy":
-        from adapters.toy import ToyMaskedLMAdapter
-
-        return ToyMaskedLMAdapter().facts
+        return TOY
     try:
         return inspect(options).facts
     except ValueError:
         return "not here"
 
 
-def _decodes(sampler: type[Sampler], facts: ModelFacts | str) -> bool:
-    if isinstance(facts, str):
-        return False
+def _decodes(cfg: DictConfig, facts: ModelFacts) -> bool:
+    """Whether a sampler, with the settings of its YAML, decodes a model; a canvas in blocks of any size will do."""
+    from pipeline.settings import refuse_mismatch, resolve
+
     try:
-        sampler.check(facts)
+        refuse_mismatch(cfg, facts)
+        block = cfg.sampler.get("block_size") or facts.trained_block or 1
+        resolve(cfg.sampler, CANVAS * block, facts, None, drop_unused=True)
     except ValueError:
         return False
     return True

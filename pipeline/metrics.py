@@ -10,12 +10,14 @@ import hashlib
 import json
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 from typing import Any
 
+from pipeline.as_counted import tokens_per_forward
 from pipeline.statistics import ratio_interval, wilson
 
 Row = dict[str, Any]
-Figure = float | int | str | bool | None
+Figure = float | int | str | bool | list[int] | None
 
 TOKENS_RULE = "ids before the first end token or stop string"
 UNDECODED = ("too_long", "failed")
@@ -100,6 +102,7 @@ def summarise(rows: Sequence[Row], expected: int, timing: Timing) -> dict[str, F
         "outputs_sha256": outputs_sha256(rows),
         "mixed_hardware": mixed,
         "tokens_rule": TOKENS_RULE,
+        **tokens_per_forward(decoded),
     }
 
 
@@ -141,12 +144,13 @@ def _tokens(decoded: Sequence[Row]) -> dict[str, Figure]:
 
 
 def _drafts(decoded: Sequence[Row]) -> dict[str, Figure]:
-    """Figures of drafting samplers; ``emitted_by_verify`` and ``proposed_draft_tokens`` are rows' optional fields."""
+    """Over the samples that had drafts verified; a sample that ended before its first draft has none to accept."""
     drafting = [row for row in decoded if row.get("accepted_draft_tokens") is not None]
     return {
         "accepted_draft_tokens_mean": _mean(drafting, "accepted_draft_tokens"),
-        "acceptance_length": _ratio_of(drafting, "emitted_by_verify", "nfe_verify"),
+        "acceptance_length": _ratio_of(drafting, "verified_tokens", "nfe_verify"),
         "draft_acceptance_rate": _ratio_of(drafting, "accepted_draft_tokens", "proposed_draft_tokens"),
+        "accepted_by_position": _summed([row["accepted_by_position"] for row in drafting]) if drafting else None,
         "revised_tokens_mean": _mean(decoded, "revised_tokens"),
     }
 
@@ -188,6 +192,11 @@ def _rates(rows: Sequence[Row], decoded: Sequence[Row]) -> dict[str, Figure]:
         "too_long_rate": _ratio(sum(row["failure"] == "too_long" for row in rows), total),
         "failed_rate": _ratio(sum(row["failure"] == "failed" for row in rows), total),
     }
+
+
+def _summed(histograms: Sequence[Sequence[int]]) -> list[int]:
+    """Place by place; a shorter one has none there."""
+    return [sum(places) for places in zip_longest(*histograms, fillvalue=0)]
 
 
 def _sum(rows: Sequence[Row], name: str) -> int:

@@ -16,9 +16,11 @@ from pipeline.errors import UserError
 from pipeline.job import refuse_bad_name
 
 OUTPUTS = Path("outputs/train")
-OBJECTIVES = ("masked", "causal")
+OBJECTIVES = ("masked", "causal", "dflash")
 STEPS_AN_EPOCH = 50  # an "epoch" is the stretch between two checkpoints
 LARGEST_SEED = 2**32 - 1  # NumPy's, which Lightning seeds too
+GAMMAS = {8: 4.0, 10: 5.0, 16: 7.0}  # DFlash's, by block size
+OF_DRAFTERS = ("target", "taps", "anchors", "gamma")  # options
 
 
 @dataclass(frozen=True)
@@ -26,15 +28,22 @@ class Family:
     """A published kind of model, in whose layout the result is written.
 
     Attributes:
-        blocks: attention by blocks counted from position 0, instead of full attention.
+        objectives: what it is trained with.
+        smallest_block: least ``block_size``; None where attention is full and there are no blocks.
         shift: the prediction for token i is read at row ``i - shift``.
     """
 
-    blocks: bool
-    shift: int
+    objectives: tuple[str, ...]
+    smallest_block: int | None = None
+    shift: int = 0
 
 
-FAMILIES = {"llama": Family(False, 0), "dream": Family(False, 1), "sdar": Family(True, 0)}
+FAMILIES = {
+    "llama": Family(("masked", "causal")),
+    "dream": Family(("masked",), shift=1),
+    "sdar": Family(("masked",), smallest_block=1),  # counted from position 0
+    "dflash": Family(("dflash",), smallest_block=2),  # the last known token and a draft
+}
 
 
 @dataclass
@@ -43,14 +52,18 @@ class Recipe:
 
     Attributes:
         name: also the folder's, unless ``run=`` gives another.
-        objective: ``masked`` (diffusion) or ``causal`` (next token).
+        objective: ``masked`` (diffusion), ``causal`` (next token) or ``dflash`` (a drafter beside a frozen target).
         level_weights: shares of problems with 1, 2, … operations; they need not add up to one.
         matrix_lr, lr: of Muon for the layers' matrices, of AdamW for the rest.
         warmup: steps in which both rates rise.
         decay: share of the steps, at the end, in which both fall to zero.
-        family: ``llama`` (native; masked means LLaDA style), ``dream`` or ``sdar``, see `FAMILIES`.
-        block_size: of a family that attends by blocks.
+        family: ``llama`` (native; masked means LLaDA style), ``dream``, ``sdar`` or ``dflash``, see `FAMILIES`.
+        block_size: of a family that has blocks.
         start: a model folder or ``tiny/…`` whose tensors are taken over by name; null starts from scratch.
+        target: a drafter's, a model folder or ``tiny/…``.
+        taps: layers of the target, counted from 0, that a drafter sees; null spreads them as published.
+        anchors: at most so many blocks of each answer are drafted in a step.
+        gamma: slot k of a block weighs exp(-(k - 1) / gamma); null is `GAMMAS`.
     """
 
     name: str = MISSING
@@ -69,6 +82,10 @@ class Recipe:
     family: str = "llama"
     block_size: int | None = None
     start: str | None = None
+    target: str | None = None
+    taps: list[int] | None = None
+    anchors: int | None = None
+    gamma: float | None = None
 
 
 @dataclass
@@ -102,8 +119,11 @@ def refuse_unusable(recipe: Recipe, seed: int) -> None:
         UserError: naming the first key, its value and what would be right.
     """
     if recipe.objective not in OBJECTIVES:
-        raise UserError(f"recipe.objective={recipe.objective} is not known: use {' or '.join(OBJECTIVES)}")
+        raise UserError(
+            f"recipe.objective={recipe.objective} is not known: use {', '.join(OBJECTIVES[:-1])} or {OBJECTIVES[-1]}"
+        )
     _refuse_unfit_family(recipe)
+    _refuse_unfit_drafter(recipe)
     for key in ("intermediate_size", "layers", "heads", "batch_size", "warmup"):
         _refuse(key, getattr(recipe, key), getattr(recipe, key) >= 1, "a whole number from 1 up")
     for key in ("matrix_lr", "lr"):
@@ -125,16 +145,43 @@ def refuse_unusable(recipe: Recipe, seed: int) -> None:
 def _refuse_unfit_family(recipe: Recipe) -> None:
     if recipe.family not in FAMILIES:
         raise UserError(f"recipe.family={recipe.family} is not known: use one of {', '.join(FAMILIES)}")
-    if recipe.objective == "causal" and recipe.family != "llama":
-        raise UserError(f"recipe.family={recipe.family} is trained with recipe.objective=masked: causal needs llama")
-    blocks, size = FAMILIES[recipe.family].blocks, recipe.block_size
-    if blocks and (size is None or size < 1):
-        given = "null" if size is None else size
+    known = FAMILIES[recipe.family]
+    if recipe.objective not in known.objectives:
+        fit = next(name for name, family in FAMILIES.items() if recipe.objective in family.objectives)
         raise UserError(
-            f"recipe.block_size={given} does not fit recipe.family={recipe.family}: use a whole number from 1 up"
+            f"recipe.family={recipe.family} is trained with recipe.objective={' or '.join(known.objectives)}: "
+            f"{recipe.objective} needs {fit}"
         )
-    if not blocks and size is not None:
+    least, size = known.smallest_block, recipe.block_size
+    if least is not None and (size is None or size < least):
+        raise UserError(
+            f"recipe.block_size={_said(size)} does not fit recipe.family={recipe.family}: "
+            f"use a whole number from {least} up"
+        )
+    if least is None and size is not None:
         raise UserError(f"recipe.block_size={size} is not used by recipe.family={recipe.family}: leave it null")
+
+
+def _refuse_unfit_drafter(recipe: Recipe) -> None:
+    if recipe.objective != "dflash":
+        unused: tuple[str, ...] = OF_DRAFTERS
+    else:
+        unused = ("start",)
+        _refuse("target", _said(recipe.target), bool(recipe.target), "a model folder, or tiny/ar")
+        _refuse("anchors", _said(recipe.anchors), (recipe.anchors or 0) >= 1, "a whole number from 1 up")
+        gamma = GAMMAS.get(recipe.block_size or 0) if recipe.gamma is None else recipe.gamma
+        known = ", ".join(f"{value:g} for {size}" for size, value in GAMMAS.items())
+        right = gamma is not None and 0 < gamma < math.inf
+        wanted = f"a finite number above 0 (published for recipe.block_size: {known})"
+        _refuse("gamma", _said(recipe.gamma), right, wanted)
+    for key in unused:
+        if (value := getattr(recipe, key)) is not None:
+            raise UserError(f"recipe.{key}={value} is not used by recipe.objective={recipe.objective}: leave it null")
+
+
+def _said(value: Any) -> Any:
+    """As it is written in YAML."""
+    return "null" if value is None else value
 
 
 def _refuse(key: str, value: Any, right: bool, wanted: str) -> None:

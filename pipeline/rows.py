@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from pipeline.engine import Outcome
+from pipeline.as_counted import FIELDS, Decoded, as_counted, respelled
+from pipeline.engine import DRAFT_FIGURES, Outcome, Run
 from pipeline.job import Job
 from pipeline.metrics import count_visible, failure_class
 from pipeline.statistics import order
-from samplers import DecodeState
+from samplers import DecodeState, Role
 
 DECODE_FIGURES = (
     *("tokens", "canvas", "ended", "stopped", "nfe", "nfe_prefill", "nfe_denoise", "nfe_refresh", "nfe_commit"),
-    *("nfe_verify", "nfe_draft", "nfe_post_eos", "token_forwards", "accepted_draft_tokens", "revised_tokens"),
-    *("order_kendall_tau", "order_tie_rate"),
+    *("nfe_verify", "nfe_draft", "nfe_post_eos", "token_forwards", *DRAFT_FIGURES, "revised_tokens"),
+    *("order_kendall_tau", "order_tie_rate", *FIELDS),
 )
 
 
@@ -77,9 +79,10 @@ def _identity(job: Job, index: int) -> dict[str, Any]:
 
 
 def _decoded(job: Job, outcome: Outcome, state: DecodeState) -> dict[str, Any]:
-    ids = decided(state)
+    canvas, ids = decided_canvas(state), decided(state)
     answer = visible(job, ids)
     verdict = job.dataset.score(job.samples[outcome.task.index], answer.text)
+    again = respelled(job.description.codec, canvas, state.model.end_ids, job.dataset.stop)
     first = state.prompt_length
     tau, ties = order(state.committed_at[first : first + len(answer.ids)])
     return {
@@ -94,27 +97,46 @@ def _decoded(job: Job, outcome: Outcome, state: DecodeState) -> dict[str, Any]:
         "ended": answer.ended,
         "stopped": answer.stopped,
         **outcome.counts(),
-        "nfe_post_eos": _after_end(state),
-        "accepted_draft_tokens": None,
+        "nfe_draft": _drafting(outcome),
+        "nfe_post_eos": _after_end(state, outcome.log),
+        **outcome.drafts(),
         "revised_tokens": state.revised,
         "order_kendall_tau": tau,
         "order_tie_rate": ties,
+        **as_counted(Decoded(outcome.log, state, canvas, again)),
     }
 
 
 def decided(state: DecodeState) -> list[int]:
-    """Of the ids asked for, those up to the first undecided slot (early stop): no answer holds a mask id."""
+    """The answer's ids: of the decided ones those up to the first end token, and that too; nothing stands behind it."""
+    ids = decided_canvas(state)
+    count, ended = count_visible(ids, state.model.end_ids)
+    return ids[: count + ended]
+
+
+def decided_canvas(state: DecodeState) -> list[int]:
+    """Of the ids asked for, those up to the first undecided slot (early stop), so that no mask id is among them.
+
+    What a sampler wrote behind the end token is there still: other projects count it.
+    """
     first = state.prompt_length
     last = first + state.asked
     undecided = next((slot for slot in range(first, last) if state.mask[slot]), last)
     return state.tokens[first:undecided]
 
 
-def _after_end(state: DecodeState) -> int:
-    """Forwards spent after everything up to the first end token was final; 0 without an end token."""
+def _drafting(outcome: Outcome) -> int | None:
+    """Forwards of a draft model: none of them if drafts were verified that cost none, None if there were no drafts."""
+    count = outcome.counts()["nfe_draft"]
+    return count if count or outcome.verified else None
+
+
+def _after_end(state: DecodeState, log: Sequence[Run]) -> int:
+    """Target forwards spent after everything up to the first end token was final; 0 without an end token."""
     for slot in state.canvas:
         if state.mask[slot]:
             return 0
         if state.tokens[slot] in state.model.end_ids:
-            return state.forwards - max(state.committed_at[state.prompt_length : slot + 1])
+            final = max(state.committed_at[state.prompt_length : slot + 1])
+            return sum(run.role is Role.TARGET for run in log[final:])
     return 0

@@ -97,8 +97,8 @@ def _run_claimed(job: Job, home: RunFolder, command: Sequence[str], group: str |
             summary |= _speed_before(home)
         home.write_json("summary.json", summary)
         _mirror(tracker, summary, rows, home)
-    if rows and all(row["failure"] in UNDECODED for row in rows):
-        raise NothingDecodedError(failures_line(rows))
+        if rows and all(row["failure"] in UNDECODED for row in rows):
+            raise NothingDecodedError(failures_line(rows))  # in here: the tracker's run has failed, too
     home.write_status("done", expected=len(job.samples), rows=len(rows), wandb=tracker.location)
     print_summary(summary, job, home.path, tracker.location)
     return summary

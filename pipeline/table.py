@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
+from rich.measure import Measurement
 from rich.table import Table
 
 from pipeline.devices import device_line
@@ -14,6 +15,7 @@ from pipeline.job import Job
 from pipeline.overrides import short
 
 Summary = dict[str, Any]
+WORD = 40  # longest name or setting that a sweep's table does not break
 
 # (label, figure, its interval's stem or None, digits); a figure that is null is left out
 FIGURES = (
@@ -23,6 +25,10 @@ FIGURES = (
     ("… after the end token", "nfe_post_eos_mean", None, 1),
     ("slots run a sample (token forwards)", "token_forwards_mean", None, 0),
     ("answer tokens a sample", "tokens_mean", None, 1),
+    ("tokens a verify (acceptance length)", "acceptance_length", None, 2),
+    ("drafts accepted a sample", "accepted_draft_tokens_mean", None, 1),
+    ("drafts accepted of those proposed", "draft_acceptance_rate", None, 3),
+    ("draft model's forwards a sample", "nfe_draft_mean", None, 1),
     ("revised tokens a sample", "revised_tokens_mean", None, 2),
     ("no answer found", "no_answer_rate", None, 3),
     ("truncated", "truncated_rate", None, 3),
@@ -35,7 +41,7 @@ FIGURES = (
     ("decoding time / time in the model", "overhead", None, 2),
     ("peak memory (GiB)", "memory_peak_gib", None, 2),
 )
-SHOWN_IF_POSITIVE = ("revised_tokens_mean", "too_long_rate", "failed_rate", "nfe_post_eos_mean")
+SHOWN_IF_POSITIVE = ("revised_tokens_mean", "too_long_rate", "failed_rate", "nfe_post_eos_mean", "nfe_draft_mean")
 
 
 def console() -> Console:
@@ -119,9 +125,13 @@ def print_sweep(entries: Sequence[dict[str, Any]], notes: Sequence[str]) -> None
     """One line a job of a sweep, then what was dropped and merged."""
     out = console()
     table = Table(title=f"{len(entries)} jobs", title_justify="left")
-    for name, justify in (("model", "left"), ("sampler", "left"), ("dataset", "left"), ("settings", "left")):
-        table.add_column(name, justify=justify, overflow="fold")  # type: ignore[arg-type]
-    for name in ("accuracy", "95 % interval", "tokens per forward", "nfe", "state"):
+    for name, key in (("model", "model"), ("sampler", "sampler"), ("dataset", "dataset"), ("settings", "varied")):
+        whole = max((len(word) for entry in entries for word in entry[key].split()), default=0)
+        least = None if out.is_terminal else min(whole, WORD)  # in a log lines are broken between words only
+        table.add_column(name, overflow="fold", min_width=least)
+    drafting = any((entry["summary"] or {}).get("acceptance_length") is not None for entry in entries)
+    lengths = ["acceptance length"] if drafting else []
+    for name in ("accuracy", "95 % interval", "tokens per forward", "nfe", *lengths, "state"):
         table.add_column(name, justify="right")
     for entry in entries:
         summary = entry["summary"] or {}
@@ -134,8 +144,11 @@ def print_sweep(entries: Sequence[dict[str, Any]], notes: Sequence[str]) -> None
             _interval(summary, "accuracy", 3),
             _number(summary.get("tokens_per_forward"), 2),
             _number(summary.get("nfe_mean"), 1),
+            *([_number(summary.get("acceptance_length"), 2)] if drafting else []),
             entry["state"],
         )
+    if not out.is_terminal:
+        out.width = max(out.width, Measurement.get(out, out.options.update(max_width=1000), table).minimum)
     out.print(table)
     for note in notes:
         out.print(note, soft_wrap=True)

@@ -19,7 +19,7 @@ from rich.text import Text
 
 from pipeline.errors import UserError
 from pipeline.trace_page import write_page
-from pipeline.traces import HOW, Slot, Trace, find_trace, find_traces, read_trace
+from pipeline.traces import HOW, Slot, Trace, find_trace, find_traces, kind_of, read_trace
 
 UNDECIDED, WIDTH = "·", 110
 UNSURE, SURE = (235, 120, 40), (70, 190, 235)  # confidence 0 and 1
@@ -81,9 +81,11 @@ class Player:
             return f"forward 0/{self.steps}  {state}"
         record = self.trace.forwards[step - 1]
         changes = ", ".join(f"{len(record[how])} {how}" for how in HOW if record[how]) or "nothing changed"
+        if record.get("proposed"):
+            changes = f"accepted {record['accepted']} of {record['proposed']} drafts, {changes}"
         (low, high), (start, stop) = record["window"], record["cached"]
         context = f"  context {start}–{stop}" if stop > start else ""
-        return f"forward {step}/{self.steps}  {record['kind']}  window {low}–{high}{context}  {changes}  {state}"
+        return f"forward {step}/{self.steps}  {kind_of(record)}  window {low}–{high}{context}  {changes}  {state}"
 
     def _legend(self) -> Text:
         text = Text("unsure ", "dim")

@@ -86,7 +86,7 @@ class Trace:
             place, change = at - self.canvas.start, how.get(at)
             old = before[place]
             scarred = old.scarred or change in ("revised", "remasked")
-            if token == self.header["mask_id"]:
+            if change == "remasked" or (change is None and old.text is None):  # a mask, or noise
                 yield place, Slot(change=change, scarred=scarred)
             else:
                 decided_at = record["forward"] if change else old.decided_at
@@ -95,6 +95,11 @@ class Trace:
     def counts(self) -> Counter[str]:
         """Slots committed, revised and remasked over all forwards."""
         return Counter({name: sum(len(record[name]) for record in self.forwards) for name in HOW})
+
+
+def kind_of(record: dict[str, Any]) -> str:
+    """What a forward was for; ``draft`` if it was a draft model's."""
+    return "draft" if record.get("role") == "draft" else record["kind"]
 
 
 def make_header(job: Job, outcome: Outcome) -> dict[str, Any]:

@@ -34,6 +34,7 @@ COLUMNS = (
     *("id", "sample", "correct", "failure", "extracted", "gold", "text", "tokens", "nfe", "nfe_post_eos"),
     *("token_forwards", "accepted_draft_tokens", "revised_tokens", "order_kendall_tau", "seconds", "error"),
 )
+HISTOGRAM = "accepted_by_position"
 SECRET = re.compile(r"(^|[_.-])(api_?key|key|token|password|passwd|secret|credentials?|auth)s?$", re.IGNORECASE)
 HARMLESS = re.compile(r"(mask|end|eos|eot|bos|pad|stop|unk|hardware|row|sort)_(token|key)s?$", re.IGNORECASE)
 TWIN = re.compile(r"_as_[a-z0-9]+$")  # other projects' bookkeeping stays in the files
@@ -65,6 +66,15 @@ class WandbTracker(Tracker):
         """Numbers, words and truth values by their own names; what does not exist is left out, never 0."""
         shown = {k: v for k, v in figures.items() if isinstance(v, (bool, int, float, str)) and not TWIN.search(k)}
         self.run.summary.update({k: v for k, v in shown.items() if not isinstance(v, float) or math.isfinite(v)})
+        if accepted := figures.get(HISTOGRAM):
+            self._histogram(accepted)
+
+    def _histogram(self, accepted: Sequence[int]) -> None:
+        """A small table: for a number of drafts, the verifying forwards that accepted at least so many."""
+        import wandb
+
+        data = [list(pair) for pair in enumerate(accepted, start=1)]
+        self.run.log({HISTOGRAM: wandb.Table(columns=["drafts", "forwards"], data=data)})
 
     def table(self, rows: Sequence[Mapping[str, Any]]) -> None:
         """The first ``table_rows`` rows in dataset order under ``sample_table``, long texts clipped."""
@@ -119,8 +129,10 @@ def track(
     run.finish(exit_code=0)
 
 
-def check_options(cfg_logger: Mapping[str, Any]) -> str:
+def check_options(cfg_logger: Mapping[str, Any], in_sweep: bool = False) -> str:
     """The mode that a logger's options ask for; ``disabled`` for ``kind: none``, whose options are checked no less.
+
+    A ``WANDB_RUN_ID`` would make one run of all jobs of a sweep: there it is forgotten, with a warning.
 
     Raises:
         UserError: for a kind or mode that does not exist, or a project or entity that W&B would refuse.
@@ -134,7 +146,10 @@ def check_options(cfg_logger: Mapping[str, Any]) -> str:
     mode = cfg_logger.get("mode")
     if mode:
         _known_mode(mode, "logger.mode")
-    return choose_mode(mode) if cfg_logger["kind"] == "wandb" else "disabled"
+    mode = choose_mode(mode) if cfg_logger["kind"] == "wandb" else "disabled"
+    if in_sweep and mode != "disabled" and (run := os.environ.pop("WANDB_RUN_ID", None)):
+        _warn(f"WANDB_RUN_ID={run} names one W&B run and is not used in a sweep, whose jobs have a run each")
+    return mode
 
 
 def choose_mode(option: str | None) -> str:

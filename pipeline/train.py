@@ -1,4 +1,5 @@
-"""Train the tiny models: ``python -m pipeline.train recipe=tiny`` (or ``tiny_ar``, ``tiny_dream``, ``tiny_sdar``).
+"""Train the tiny models: ``python -m pipeline.train recipe=tiny`` (or ``tiny_ar``, ``tiny_dream``, ``tiny_sdar``), and
+a drafter for the autoregressive one, ``recipe=dflash``.
 
 The folder ``outputs/train/<run>`` holds its settings, the checkpoint, the loss curve and, at the end, a model folder
 that ``model=tiny model.path=…`` decodes with. The same command continues an interrupted training and gives the same
@@ -28,7 +29,10 @@ from pipeline.recipe import Recipe, folder_of, options_of, refuse_unusable, regi
 from pipeline.runs import RunFolder
 from pipeline.stopping import Stopped
 
-MODELS = {"llama": "tiny", "dream": "tiny_dream", "sdar": "tiny_sdar"}  # options of decoding, by family
+MODELS = {  # options of decoding, by family
+    **{"llama": "tiny", "dream": "tiny_dream", "sdar": "tiny_sdar"},
+    "dflash": "tiny_ar_dflash sampler=dflash",
+}
 
 
 def train(recipe: Recipe, seed: int, folder: Path) -> None:
@@ -55,9 +59,11 @@ def train(recipe: Recipe, seed: int, folder: Path) -> None:
 
 
 def _command(recipe: Recipe, model: Path) -> str:
-    causal = recipe.objective == "causal"
-    choice = "model=tiny_ar sampler=autoregressive" if causal else f"model={MODELS[recipe.family]}"
-    return f"python -m pipeline {choice} {shlex.quote(f'model.path={model}')} dataset.limit=20"
+    choice = "tiny_ar sampler=autoregressive" if recipe.objective == "causal" else MODELS[recipe.family]
+    place = shlex.quote(f"model.path={model}")
+    if recipe.objective == "dflash":
+        place = shlex.join([f"model.path={recipe.target}", f"model.draft={model}"])
+    return f"python -m pipeline model={choice} {place} dataset.limit=20"
 
 
 def refuse_foreign(folder: Path, settings: dict[str, Any]) -> None:

@@ -6,6 +6,7 @@ import json
 import math
 import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from time import monotonic
 from typing import Any
@@ -16,35 +17,30 @@ from lightning.pytorch.callbacks import ModelCheckpoint, RichProgressBar
 from lightning.pytorch.plugins.io import TorchCheckpointIO
 from torch import nn
 from torch.utils.data import DataLoader
-from transformers import PreTrainedTokenizerFast
-from transformers.utils import logging
 
-from pipeline.batches import IGNORE, Batches
-from pipeline.data.arithmetic import words
+from pipeline.drafting import Drafting
 from pipeline.errors import UserError
-from pipeline.network import build_model, noisy_sees_clean, published_config, take_over
+from pipeline.objective import Batch, Objective
+from pipeline.prediction import Prediction
 from pipeline.recipe import STEPS_AN_EPOCH, Recipe
 from pipeline.runs import RunFolder
-from pipeline.tokenizer import build_tokenizer
 
 
 class Training(lightning.LightningModule):
-    """Cross-entropy on the wanted tokens; Muon for the layers' matrices, AdamW for the rest, one schedule for both."""
+    """The loop around an objective: Muon for its matrices, AdamW for the rest, one schedule for both."""
 
-    def __init__(self, recipe: Recipe, seed: int, tokenizer: PreTrainedTokenizerFast, curve: Path) -> None:
+    def __init__(self, objective: Objective, recipe: Recipe, seed: int, curve: Path) -> None:
         super().__init__()
         self.automatic_optimization = False
         self.began, self.seconds_before = monotonic(), 0.0
-        self.recipe, self.seed, self.tokenizer, self.curve = recipe, seed, tokenizer, curve
-        self.model = build_model(recipe, tokenizer)
-        if recipe.start is not None:
-            take_over(self.model, recipe.start)
+        self.objective, self.recipe, self.seed, self.curve = objective, recipe, seed, curve
+        self.model = objective.model
 
     def train_dataloader(self) -> DataLoader:
-        return DataLoader(Batches(self.recipe, self.tokenizer, self.seed, self.current_epoch), batch_size=None)
+        return DataLoader(self.objective.batches(self.seed, self.current_epoch), batch_size=None)
 
     def configure_optimizers(self) -> list[torch.optim.Optimizer]:
-        matrices = [p for p in self.model.model.layers.parameters() if p.ndim == 2]
+        matrices = self.objective.matrices()
         taken = {id(p) for p in matrices}
         others = [p for p in self.model.parameters() if id(p) not in taken]
         return [
@@ -52,12 +48,10 @@ class Training(lightning.LightningModule):
             torch.optim.AdamW(others, lr=self.recipe.lr, weight_decay=0.01, betas=(0.9, 0.98)),
         ]
 
-    def training_step(self, batch: tuple[torch.Tensor, torch.Tensor], batch_idx: int) -> None:
-        inputs, targets = batch
-        wanted = targets != IGNORE
-        if not wanted.any():  # few rows may have no masked token: nothing to learn, and the mean would be no number
+    def training_step(self, batch: Batch, batch_idx: int) -> None:
+        loss = self.objective.loss(batch)
+        if loss is None:
             return
-        loss = nn.functional.cross_entropy(self.model.lm_head(self.hidden(inputs)[wanted]), targets[wanted])
         optimizers = self.optimizers()
         assert isinstance(optimizers, list)
         for optimizer in optimizers:
@@ -69,15 +63,7 @@ class Training(lightning.LightningModule):
             for group in optimizer.param_groups:
                 group["lr"] = rate * scale
             optimizer.step()
-        self.log("loss", loss, prog_bar=True, on_step=True, on_epoch=True, batch_size=len(inputs))
-
-    def hidden(self, inputs: torch.Tensor) -> torch.Tensor:
-        """Last hidden states of a step's inputs, (B, T, D), or (B, 2 T, D): both halves have positions 0 to T - 1."""
-        if self.recipe.block_size is None:
-            return self.model.model(input_ids=inputs, use_cache=False).last_hidden_state
-        mask = noisy_sees_clean(inputs.shape[1] // 2, self.recipe.block_size)[None, None].to(inputs.device)
-        positions = torch.arange(inputs.shape[1] // 2, device=inputs.device).repeat(2)[None]
-        return self.model.model(inputs, attention_mask=mask, position_ids=positions, use_cache=False).last_hidden_state
+        self.log("loss", loss, prog_bar=True, on_step=True, on_epoch=True, batch_size=len(batch[0]))
 
     def on_train_epoch_end(self) -> None:
         step, loss = (self.current_epoch + 1) * STEPS_AN_EPOCH, float(self.trainer.callback_metrics["loss_epoch"])
@@ -129,19 +115,21 @@ class WholeFiles(TorchCheckpointIO):
         os.replace(draft, path)
 
 
+OBJECTIVES: dict[str, Callable[[Recipe], Objective]] = {"masked": Prediction, "causal": Prediction, "dflash": Drafting}
+
+
 def begin(recipe: Recipe, seed: int, folder: Path) -> Training:
     """A training at its first step; writes nothing.
 
     Raises:
-        UserError: if the weights to start from do not fit.
+        UserError: if a model that it starts from, or trains for, does not fit.
     """
     lightning.seed_everything(seed, verbose=False)
-    return Training(recipe, seed, build_tokenizer(words()), folder / "loss.jsonl")
+    return Training(OBJECTIVES[recipe.objective](recipe), recipe, seed, folder / "loss.jsonl")
 
 
 def fit(training: Training, folder: Path) -> None:
     """Train from the start, or from the folder's checkpoint, to the last step."""
-    logging.disable_progress_bar()  # of transformers, for writing a single file
     last = folder / "last.ckpt"
     bars = [RichProgressBar()] if sys.stdout.isatty() else []
     trainer = lightning.Trainer(
@@ -156,29 +144,14 @@ def fit(training: Training, folder: Path) -> None:
         enable_model_summary=False,
         enable_progress_bar=bool(bars),
     )
-    save_description(training, folder / "model")
+    training.objective.describe(folder / "model")
     if not last.exists():
         training.curve.unlink(missing_ok=True)  # of a try that ended before its first checkpoint
     trainer.fit(training, ckpt_path=str(last) if last.exists() else None, weights_only=True)
 
 
-def save_description(training: Training, folder: Path) -> None:
-    """Configuration and tokenizer, so that ``model.path=…/last.ckpt`` decodes while the training goes on."""
-    training.model.config.save_pretrained(folder)
-    training.model.generation_config.save_pretrained(folder)
-    training.tokenizer.save_pretrained(folder)
-    _publish(training, folder)
-
-
-def _publish(training: Training, folder: Path) -> None:
-    """Put the family's own configuration in the native one's place; the tensors' names are the same."""
-    if (config := published_config(training.recipe, training.model.config)) is not None:
-        RunFolder(folder).write_json("config.json", config)
-
-
 def export(training: Training, folder: Path, settings: dict[str, Any]) -> None:
-    """Write an ordinary model folder (safetensors, configuration, tokenizer) and what made it."""
-    training.model.save_pretrained(folder)
-    _publish(training, folder)
+    """Write the model's folder and what made it."""
+    training.objective.save(folder)
     record = {"seconds": round(training.seconds), "config": settings, "parameters": training.parameter_count}
     RunFolder(folder).write_json("training.json", record)

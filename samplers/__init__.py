@@ -8,17 +8,22 @@ from samplers.confidence import ConfidenceSampler
 from samplers.credit import CreditSampler
 from samplers.d2f import D2FSampler
 from samplers.d3llm import D3LLMSampler
+from samplers.dflash import DFlashSampler
+from samplers.diffusion_gemma import DiffusionGemmaSampler
 from samplers.dmax import DMaxSampler
 from samplers.dream import DreamSampler
 from samplers.entropy_bound import EntropyBoundSampler
+from samplers.failfast import FailFastSampler
 from samplers.fast_dllm_dream import FastDLLMDreamSampler
 from samplers.fast_dllm_v2 import FastDLLMV2Sampler
 from samplers.forward import CAUSAL, FULL, Attend, Forward, Guidance, Kind, Law, Prediction, Role, Soft
 from samplers.hierarchy import HierarchySampler
 from samplers.llada2 import Llada2Sampler
 from samplers.multibd import MultiBDSampler
+from samplers.ngram import NGram
 from samplers.quota import QuotaSampler
 from samplers.sdar import SdarSampler
+from samplers.speculative import SpeculativeSampler
 from samplers.state import DecodeState, ModelFacts, stream_key, uniform
 from samplers.threshold import ThresholdSampler
 
@@ -29,6 +34,8 @@ SAMPLERS: dict[str, type[Sampler]] = {
         D2FSampler,
         D3LLMSampler,
         MultiBDSampler,
+        DFlashSampler,
+        DiffusionGemmaSampler,
         DMaxSampler,
         DreamSampler,
         EntropyBoundSampler,
@@ -41,6 +48,8 @@ SAMPLERS: dict[str, type[Sampler]] = {
         AutoregressiveSampler,
         SdarSampler,
         Llada2Sampler,
+        SpeculativeSampler,
+        FailFastSampler,
     )
 }
 
@@ -58,11 +67,14 @@ __all__ = [
     "CreditSampler",
     "D2FSampler",
     "D3LLMSampler",
+    "DFlashSampler",
     "DMaxSampler",
     "DecodeState",
     "Decoding",
+    "DiffusionGemmaSampler",
     "DreamSampler",
     "EntropyBoundSampler",
+    "FailFastSampler",
     "FastDLLMDreamSampler",
     "FastDLLMV2Sampler",
     "Forward",
@@ -73,12 +85,14 @@ __all__ = [
     "Llada2Sampler",
     "ModelFacts",
     "MultiBDSampler",
+    "NGram",
     "Prediction",
     "QuotaSampler",
     "Role",
     "Sampler",
     "SdarSampler",
     "Soft",
+    "SpeculativeSampler",
     "ThresholdSampler",
     "stream_key",
     "uniform",

@@ -26,7 +26,7 @@ class AutoregressiveSampler(Sampler):
     def __post_init__(self) -> None:
         super().__post_init__()
         refuse_unless(self.cache in ("prefix", "none"), "cache", self.cache, "prefix or none")
-        refuse_unless(self.eos != "last", "eos", self.eos, "allow or never")
+        refuse_unless(self.eos != "last", "eos", self.eos, "allow or never: in order, no end token can wait")
 
     def decode(self, state: DecodeState) -> Decoding:
         shift = state.model.shift

@@ -62,6 +62,21 @@ class Sampler(ABC):
             )
 
     @classmethod
+    def idle(cls, given: Mapping[str, object]) -> Mapping[str, str]:
+        """Of the options given, those that the others leave without a meaning, each with what it is for.
+
+        One run refuses them, a sweep leaves them out.
+        """
+        return {}
+
+    def refuse_misfit(self, model: ModelFacts) -> None:  # noqa: B027 - most have nothing to refuse
+        """Refuse a model that the method can decode, but not with these settings.
+
+        Raises:
+            ValueError: naming the setting and what would be right.
+        """
+
+    @classmethod
     def suited(cls, model: ModelFacts) -> Mapping[str, object]:
         """Options whose default depends on the model, with what they are on this one."""
         return {}
@@ -69,6 +84,15 @@ class Sampler(ABC):
     def canvas_length(self, prompt_length: int, asked: int, model: ModelFacts) -> int:
         """Slots of the canvas where ``asked`` tokens are wanted behind a prompt: as many, but for whole blocks."""
         return asked
+
+    def spare_slots(self, model: ModelFacts) -> int:
+        """Slots behind the row that a window may reach: a tree of drafts takes more than the canvas has."""
+        return 0
+
+    @property
+    def reads_ngrams(self) -> bool:
+        """Whether `DecodeState.ngram` must be there, counts of ``ngram_order`` tokens in a row (an option then)."""
+        return False
 
     @abstractmethod
     def decode(self, state: DecodeState) -> Decoding:
@@ -130,11 +154,6 @@ class BlockDiffusionSampler(Sampler):
             )
 
     def refuse_misfit(self, model: ModelFacts) -> None:
-        """Refuse a model that the method can decode, but not with these settings.
-
-        Raises:
-            ValueError: naming the setting and what would be right.
-        """
         policy = CACHES[self.cache]
         if model.attention not in policy.attentions:
             usable = [name for name, other in CACHES.items() if model.attention in other.attentions]
@@ -151,23 +170,35 @@ class BlockDiffusionSampler(Sampler):
 
     def decode(self, state: DecodeState) -> Decoding:
         policy: CachePolicy = CACHES[self.cache]
-        law, ask, attend = self.law(state), self.statistics(), self.attend(state)
-        guidance = Guidance(self.cfg_scale, range(state.prompt_length)) if self.cfg_scale else None
+        attend = self.attend(state)
         blocks = list(state.blocks(self.block_size))
         for forward in policy.prefill(state, blocks[0]) if blocks else ():
             yield replace(forward, attend=attend)
         for block in blocks:
-            for step in range(self.steps_per_block(state)):
-                if self.finished(state, block, step):
-                    break
-                forward = policy.forward(state, block, step, self.wanted(state, block, step))
-                forward = replace(forward, attend=attend, guidance=guidance)
-                prediction = yield replace(forward, law=law, ask=ask, draw=state.steps)
-                self.update_state(state, prediction, step)
+            yield from self.denoise(state, block)
             if self.early_stop and state.ended(block.stop):
                 return
             for forward in policy.commit(state, block):
                 yield replace(forward, attend=attend)
+
+    def denoise(self, state: DecodeState, block: range) -> Decoding:
+        """Decide a block, step by step."""
+        for step in range(self.steps_per_block(state)):
+            if self.finished(state, block, step):
+                return
+            prediction = yield self.forward(state, block, step)
+            self.update_state(state, prediction, step)
+
+    def forward(self, state: DecodeState, block: range, step: int) -> Forward:
+        """The forward of one step inside a block."""
+        return replace(
+            CACHES[self.cache].forward(state, block, step, self.wanted(state, block, step)),
+            attend=self.attend(state),
+            guidance=Guidance(self.cfg_scale, range(state.prompt_length)) if self.cfg_scale else None,
+            law=self.law(state),
+            ask=self.statistics(),
+            draw=state.steps,
+        )
 
     @abstractmethod
     def update_state(self, state: DecodeState, prediction: Prediction, step: int) -> None:

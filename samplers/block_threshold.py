@@ -9,7 +9,7 @@ from typing import ClassVar
 from samplers.base import BlockDiffusionSampler, Decoding, refuse_unless
 from samplers.cache import CACHES
 from samplers.forward import Forward, Kind, Prediction
-from samplers.rules import surest
+from samplers.rules import FILLED, surest
 from samplers.state import DecodeState, ModelFacts
 
 SLACK = 1e-5  # of probability: what is as sure as the surest but for rounding goes with it
@@ -71,6 +71,7 @@ class BlockThresholdSampler(BlockDiffusionSampler):
             if self.early_stop and self._ended(state, block):
                 if block.stop < len(state.tokens) and not state.ended(block.stop):  # the end is in the prompt's tail
                     state.commit(block.stop, min(state.model.end_ids))  # their code writes it to all slots behind
+                    state.notes[FILLED] += 1
                 return
 
     def _prefill(self, state: DecodeState, first: range) -> Decoding:

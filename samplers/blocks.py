@@ -154,7 +154,8 @@ class MultiBlockSampler(Sampler):
         add, activate = self.block_add_threshold, self.block_activate_threshold
         refuse_unless(0 <= add <= 1, "block_add_threshold", add, "a share of a block, 0 to 1")
         refuse_unless(0 <= activate <= 1, "block_activate_threshold", activate, "a share of a block, 0 to 1")
-        refuse_unless(self.eos != "last", "eos", self.eos, "allow or never")
+        several = "allow or never: of several blocks in work none has a last slot that an end token could wait for"
+        refuse_unless(self.eos != "last", "eos", self.eos, several)
 
     @classmethod
     def check(cls, model: ModelFacts) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
@@ -11,6 +12,7 @@ from samplers.forward import Prediction
 from samplers.state import DecodeState
 
 Credit = dict[int, dict[int, float]]  # by slot and id
+LARGEST = 500.0  # natural logarithm of the largest factor that is computed with: a float ends at 709
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,8 +37,9 @@ class CreditSampler(BlockThresholdSampler):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        refuse_unless(self.alpha >= 0, "alpha", self.alpha, "0 or more")
-        refuse_unless(self.boost_gamma >= 0, "boost_gamma", self.boost_gamma, "0 or more")
+        refuse_unless(0 <= self.alpha < math.inf, "alpha", self.alpha, "0, or a finite number above it")
+        gamma = self.boost_gamma
+        refuse_unless(0 <= gamma < math.inf, "boost_gamma", gamma, "0, or a finite number above it")
         refuse_unless(0 <= self.decay_beta <= 1, "decay_beta", self.decay_beta, "a share, 0 to 1")
         refuse_unless(self.temperature == 0, "temperature", self.temperature, "0: the raised law is not sampled from")
 
@@ -69,7 +72,14 @@ class CreditSampler(BlockThresholdSampler):
         token, confidence = {}, {}
         for slot in prediction.positions:
             p = {prediction.token[slot]: prediction.confidence[slot], **prediction.rivals.get(slot, {})}
-            raised = {id_: p[id_] * (1 + credit[slot][id_]) ** self.alpha for id_ in sorted(p)}
-            token[slot] = max(raised, key=raised.__getitem__)
-            confidence[slot] = raised[token[slot]] / (1 + sum(raised.values()) - sum(p.values()))
+            token[slot], confidence[slot] = self._surest(p, credit[slot])
         return replace(prediction, token=token, confidence=confidence)
+
+    def _surest(self, p: dict[int, float], credit: dict[int, float]) -> tuple[int, float]:
+        """The likeliest of some ids under the raised law, and its probability; ``p`` are theirs under the raw one."""
+        logarithms = {id_: self.alpha * math.log1p(credit[id_]) for id_ in p}
+        least = max(0.0, max(logarithms.values()) - LARGEST)  # taken from all, the other ids' too
+        raised = {id_: p[id_] * math.exp(logarithms[id_] - least) for id_ in sorted(p)}
+        token = max(raised, key=raised.__getitem__)
+        total = math.exp(-least) * (1 - sum(p.values())) + sum(raised.values())
+        return token, raised[token] / total if total else p[token]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import ClassVar
@@ -9,6 +10,7 @@ from typing import ClassVar
 from samplers.base import Decoding, refuse_unless
 from samplers.blocks import BlockLine, MultiBlockSampler
 from samplers.forward import FULL, Forward, Kind, Prediction
+from samplers.rules import FILLED
 from samplers.state import DecodeState, ModelFacts
 
 COMPAT = (None, "d3llm")
@@ -51,7 +53,7 @@ class D3LLMSampler(MultiBlockSampler):
     def __post_init__(self) -> None:
         super().__post_init__()
         limit, delay, interval = self.entropy_threshold, self.cache_delay, self.cache_refresh_interval
-        refuse_unless(limit >= 0, "entropy_threshold", limit, "nats, 0 or more")
+        refuse_unless(0 <= limit < math.inf, "entropy_threshold", limit, "a number of nats from 0 up, but finite")
         refuse_unless(self.cache in ("none", "prefix"), "cache", self.cache, "none or prefix")
         refuse_unless(delay >= 0, "cache_delay", delay, "a number of forwards, 0 or more")
         refuse_unless(interval is None or interval >= 1, "cache_refresh_interval", interval, "null, or 1 or more")
@@ -151,6 +153,7 @@ def close(state: DecodeState, line: BlockLine) -> None:
     end = state.tokens[first]
     for slot in range(first + 1, len(state.tokens)):
         if state.tokens[slot] != end:
+            state.notes[FILLED] += state.mask[slot]
             state.commit(slot, end)
     while line.waiting:
         line.add()

@@ -33,7 +33,8 @@ class DMaxSampler(BlockDiffusionSampler):
         steps: a block's share is the most steps it takes; below one a slot, a step fills at least what the rest needs.
         early_stop: stop after a block once an end token is final, as published.
         compat: ``dmax`` does as the authors' code: the same end tests with masks left, an end token anywhere in the
-            block (the prompt's tail too) ends the sequence, and a prompt shorter than a block costs a forward.
+            block (the prompt's tail too) ends the sequence and fills the rest of the canvas, and a prompt shorter than
+            a block costs a forward.
     """
 
     method_name: ClassVar[str] = "dmax"
@@ -107,9 +108,14 @@ class DMaxSampler(BlockDiffusionSampler):
         return unchanged or all(prediction.confidence[slot] >= SURE for slot in active)
 
     def _ended(self, state: DecodeState, block: range) -> bool:
-        if self.compat == "dmax":
-            return any(state.tokens[slot] in state.model.end_ids for slot in block)
-        return state.ended(block.stop)
+        if self.compat is None:
+            return state.ended(block.stop)
+        end = next((state.tokens[slot] for slot in block if state.tokens[slot] in state.model.end_ids), None)
+        if end is None:
+            return False
+        for slot in range(block.stop, len(state.tokens)):
+            state.commit(slot, end)
+        return True
 
 
 def as_predicted(prediction: Prediction, slot: int) -> Soft:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
@@ -34,7 +35,8 @@ class EntropyBoundSampler(BlockDiffusionSampler):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        refuse_unless(self.entropy_budget >= 0, "entropy_budget", self.entropy_budget, "a number of nats from 0 up")
+        budget = self.entropy_budget
+        refuse_unless(0 <= budget < math.inf, "entropy_budget", budget, "a number of nats from 0 up, but finite")
 
     def statistics(self) -> frozenset[str]:
         return super().statistics() | {"entropy"}

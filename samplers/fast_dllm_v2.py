@@ -38,7 +38,7 @@ class FastDLLMV2Sampler(Sampler):
 
     method_name: ClassVar[str] = "fast_dllm_v2"
     attentions: ClassVar[frozenset[str]] = frozenset({"blocks"})
-    trained_for: ClassVar[str | None] = "block-causal diffusion that predicts the next slot, e.g. Fast-dLLM v2"
+    trained_for: ClassVar[str | None] = "complementary masks in blocks that predict the next slot (Fast-dLLM v2)"
 
     block_size: int = 32
     sub_block_size: int = 8

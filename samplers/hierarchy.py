@@ -30,6 +30,8 @@ class HierarchySampler(BlockThresholdSampler):
     def __post_init__(self) -> None:
         super().__post_init__()
         refuse_unless(0 <= self.low_threshold <= 1, "low_threshold", self.low_threshold, "a probability, 0 to 1")
+        right = f"at most sampler.threshold={self.threshold}, which any slot may exceed"
+        refuse_unless(self.low_threshold <= self.threshold, "low_threshold", self.low_threshold, right)
 
     def chosen(self, masked: Sequence[int], confidence: Mapping[int, float]) -> Sequence[int]:
         heads = [max(run, key=confidence.__getitem__) for run in runs(masked)]

@@ -28,7 +28,7 @@ class MultiBDSampler(MultiBlockSampler):
 
     method_name: ClassVar[str] = "multibd"
     attentions: ClassVar[frozenset[str]] = frozenset({"blocks"})
-    trained_for: ClassVar[str | None] = "block-causal diffusion, several noisy blocks at once (MBD-LMs)"
+    trained_for: ClassVar[str | None] = "multi-block diffusion, several noisy blocks at once (MBD-LMs)"
 
     threshold: float = 0.95
     block_activate_threshold: float = 0.9

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from samplers.base import BlockDiffusionSampler, Decoding, refuse_unless
 from samplers.cache import CACHES
-from samplers.forward import Forward, Guidance, Prediction
+from samplers.forward import Forward, Prediction
 from samplers.rules import ORDERS, surest
 from samplers.state import DecodeState
 
@@ -68,14 +68,8 @@ class QuotaSampler(BlockDiffusionSampler):
 
     def forward(self, state: DecodeState, block: range, step: int) -> Forward:
         """The forward of one step inside a block."""
-        return replace(
-            CACHES[self.cache].forward(state, block, step, self.wanted(state, block, step)),
-            attend=self.attend(state),
-            guidance=Guidance(self.cfg_scale, range(state.prompt_length)) if self.cfg_scale else None,
-            law=self.law(state),
-            ask=self.statistics(),
-            draw=step,  # a slot has one block: its draws are the same whatever a cache adds in forwards
-        )
+        forward = super().forward(state, block, step)
+        return replace(forward, draw=step)  # a slot has one block: its draws are the same whatever a cache adds
 
     def chosen(self, state: DecodeState, prediction: Prediction, step: int) -> Sequence[int]:
         """Undecided slots that a step commits."""

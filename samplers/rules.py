@@ -8,15 +8,16 @@ from samplers.forward import Prediction
 from samplers.state import DecodeState
 
 Score = Callable[[DecodeState, Prediction, int], float]
+FILLED = "filled_without_prediction"  # a note: slots that a sampler decided although no forward said anything of them
 
 
 def _margin(state: DecodeState, prediction: Prediction, slot: int) -> float:
-    assert prediction.margin is not None
+    assert prediction.margin is not None, "order=margin needs margin in the forward's ask, see statistics()"
     return prediction.margin[slot]
 
 
 def _negative_entropy(state: DecodeState, prediction: Prediction, slot: int) -> float:
-    assert prediction.entropy is not None
+    assert prediction.entropy is not None, "order=entropy needs entropy in the forward's ask, see statistics()"
     return -prediction.entropy[slot]
 
 
@@ -35,6 +36,13 @@ def surest(slots: Sequence[int], score: Callable[[int], float], count: int) -> l
     if count == 1 and slots:
         return [max(slots, key=score)]
     return sorted(slots, key=score, reverse=True)[:count]  # Python's sort keeps equal ones in order, reversed too
+
+
+def sure_or_surest(
+    sure: Sequence[int], slots: Sequence[int], score: Callable[[int], float], least: int
+) -> Sequence[int]:
+    """Those that are sure enough, or the ``least`` surest where these are fewer."""
+    return sure if len(sure) >= min(least, len(slots)) else surest(slots, score, least)
 
 
 def due(undecided: int, steps_left: int) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
@@ -49,7 +50,8 @@ class SdarSampler(QuotaSampler):
                 "use one of them, and null for the other"
             )
         budget = self.entropy_budget
-        refuse_unless(budget is None or budget >= 0, "entropy_budget", budget, "nats, 0 or more")
+        finite = budget is None or 0 <= budget < math.inf
+        refuse_unless(finite, "entropy_budget", budget, "a number of nats from 0 up, but finite")
         refuse_unless(self.compat in COMPAT, "compat", self.compat, "null or sdar")
 
     @classmethod

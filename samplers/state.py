@@ -6,6 +6,8 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+from samplers.ngram import NGram
+
 Token = int
 _MASK64 = (1 << 64) - 1
 
@@ -24,6 +26,7 @@ class ModelFacts:
         block_origin: ``prompt`` if blocks are counted from the prompt's end, ``zero`` if from position 0.
         trained_block: block size the model was trained with, if any.
         max_positions: longest row the model knows.
+        draft: what is true of the drafter that the model comes with, if any.
     """
 
     vocab_size: int
@@ -35,6 +38,7 @@ class ModelFacts:
     block_origin: str = "prompt"
     trained_block: int | None = None
     max_positions: int | None = None
+    draft: ModelFacts | None = None
 
 
 @dataclass(slots=True)
@@ -42,7 +46,7 @@ class DecodeState:
     """Tokens of one row, prompt first, and what is decided of them.
 
     Attributes:
-        tokens: ids of the whole row; undecided slots hold the mask id.
+        tokens: ids of the whole row; undecided slots hold the mask id, or noise where a model starts from that.
         mask: True where a slot is undecided.
         confidences: of the last commit of a slot; 0.0 before, 1.0 for the prompt.
         prompt_length: first slot of the canvas.
@@ -50,11 +54,13 @@ class DecodeState:
         model: what is true of the model.
         stream: key of this sequence's random numbers (see `uniform`).
         forwards: forwards made so far, kept by the engine.
-        steps: those of them that were asked for a token; they number the draws, whatever a cache adds in forwards.
+        steps: those of them that were asked for a token, and steps that a sampler took with one forward besides; they
+            number the draws, whatever a cache adds in forwards.
         committed_at: forwards made when a slot got the token it holds; -1 for the prompt and undecided slots.
         revised: committed tokens that changed later.
         changes: slots changed since the engine last asked.
         notes: what a sampler counts besides, for comparing with another project's own bookkeeping.
+        ngram: counts of tokens in a row, for samplers that draft or choose drafts by them.
     """
 
     tokens: list[Token]
@@ -70,6 +76,7 @@ class DecodeState:
     revised: int = 0
     changes: list[int] = field(default_factory=list)
     notes: Counter[str] = field(default_factory=Counter)
+    ngram: NGram | None = None
     _held: dict[int, Token] = field(default_factory=dict)  # what a remasked slot held
 
     @classmethod
@@ -123,11 +130,12 @@ class DecodeState:
         """Decide a slot, or decide it anew; a committed token that changes counts as revised.
 
         Raises:
-            ValueError: for the mask id, or an id that the model does not have: no answer can hold them.
+            ValueError: for the mask id, or an id that the model does not have: no answer can hold them; and for a slot
+                that is none of the canvas.
         """
         if token == self.model.mask_id or not 0 <= token < self.model.vocab_size:
             raise ValueError(f"the sampler committed {token} to slot {slot}: not an id that an answer can hold")
-        assert slot >= self.prompt_length
+        self._refuse_outside(slot, f"committed {token} to")
         before = self._held.pop(slot, None) if self.mask[slot] else self.tokens[slot]
         if before is not None and before != token:
             self.revised += 1
@@ -139,14 +147,34 @@ class DecodeState:
         self.changes.append(slot)
 
     def remask(self, slot: int) -> None:
-        """Take a decision back."""
-        assert self.model.mask_id is not None and slot >= self.prompt_length
-        self._held[slot] = self.tokens[slot]
-        self.tokens[slot] = self.model.mask_id
+        """Take a decision back.
+
+        Raises:
+            ValueError: for a slot that is none of the canvas, or on a model without a mask token.
+        """
+        if self.model.mask_id is None:
+            raise ValueError(f"the sampler remasked slot {slot} of a model that has no mask token")
+        self._open(slot, self.model.mask_id)
+
+    def renoise(self, slot: int, token: Token) -> None:
+        """Show the model a token that decides nothing; a decision on the slot is taken back."""
+        self._open(slot, token)
+
+    def _open(self, slot: int, shown: Token) -> None:
+        self._refuse_outside(slot, "took back")
+        if not self.mask[slot]:
+            self._held[slot] = self.tokens[slot]
+        self.tokens[slot] = shown
         self.mask[slot] = True
         self.confidences[slot] = 0.0
         self.committed_at[slot] = -1
         self.changes.append(slot)
+
+    def _refuse_outside(self, slot: int, done: str) -> None:
+        if not self.prompt_length <= slot < len(self.tokens):
+            whose = "is part of the prompt" if 0 <= slot < self.prompt_length else "does not exist"
+            slots = f"{self.prompt_length} to {len(self.tokens) - 1}"
+            raise ValueError(f"the sampler {done} slot {slot}, which {whose}: the canvas is slots {slots}")
 
     def ended(self, until: int) -> bool:
         """Whether an end token stands before slot ``until`` with every slot before it decided."""

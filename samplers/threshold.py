@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
 from samplers.base import BlockDiffusionSampler, refuse_unless
 from samplers.forward import Prediction
-from samplers.rules import ORDERS, surest, within_factor, within_factor_as_published
+from samplers.rules import ORDERS, sure_or_surest, surest, within_factor, within_factor_as_published
 from samplers.state import DecodeState
 
 DEFAULT = 0.9  # as published for GSM8K and the other tasks of the paper
@@ -48,7 +49,8 @@ class ThresholdSampler(BlockDiffusionSampler):
         refuse_unless(
             self.threshold is None or 0 <= self.threshold <= 1, "threshold", self.threshold, "a probability, 0 to 1"
         )
-        refuse_unless(self.factor is None or self.factor > 0, "factor", self.factor, "a number above 0")
+        finite = self.factor is None or 0 < self.factor < math.inf
+        refuse_unless(finite, "factor", self.factor, "a finite number above 0")
         refuse_unless(self.compat in COMPAT, "compat", self.compat, f"null or {', '.join(map(str, COMPAT[1:]))}")
 
     def wanted(self, state: DecodeState, block: range, step: int) -> Sequence[int]:
@@ -59,11 +61,9 @@ class ThresholdSampler(BlockDiffusionSampler):
     def update_state(self, state: DecodeState, prediction: Prediction, step: int) -> None:
         masked = [i for i in prediction.positions if state.mask[i]]
         least = 1 if self.compat else self.quota(state, len(masked), step)
-        chosen = self._sure(masked, prediction)
-        if len(chosen) < min(least, len(masked)):
-            score = ORDERS[self.order]
-            chosen = surest(masked, lambda i: score(state, prediction, i), least)
-        for i in chosen:
+        score = ORDERS[self.order]
+        sure = self._sure(masked, prediction)
+        for i in sure_or_surest(sure, masked, lambda i: score(state, prediction, i), least):
             state.commit(i, prediction.token[i], prediction.confidence[i])
 
     def _sure(self, masked: Sequence[int], prediction: Prediction) -> Sequence[int]:

@@ -8,8 +8,11 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
+
+from tests.closing_tables import CASE, DIFFERENCE, differences, golden, told
 
 ROOT = Path(__file__).resolve().parents[1]
 OFFLINE = {"HF_HUB_OFFLINE": "1", "WANDB_MODE": "offline", "OMP_NUM_THREADS": "1"}
@@ -57,28 +60,32 @@ def command_line(tmp_path: Path) -> CommandLine:
 Runner = Callable[..., subprocess.CompletedProcess[str]]
 
 
-# ---- a table of differences at the end of a run ----------------------------------------------------------------------
-
-DIFFERENCES = pytest.StashKey[dict[tuple[str, str], float]]()
+# ---- tables at the end of a run: numbers travel in the tests' reports, which other processes hand over ---------------
 
 
 @pytest.fixture
 def record_difference(request: pytest.FixtureRequest) -> Callable[[str, str, float], None]:
     """Note how far a tensor of a family is from what it should be; the largest of each is printed at the end."""
-    noted = request.config.stash.setdefault(DIFFERENCES, {})
 
     def record(family: str, name: str, difference: float) -> None:
-        noted[family, name] = max(difference, noted.get((family, name), 0.0))
+        request.node.user_properties.append((DIFFERENCE, (family, name, difference)))
 
     return record
 
 
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
-    noted = config.stash.get(DIFFERENCES, {})
-    if not noted:
-        return
-    terminalreporter.section("largest difference to the authors' tensors (float32, CPU)")
-    for family in dict.fromkeys(family for family, _ in noted):
-        worst, name = max((difference, name) for (of, name), difference in noted.items() if of == family)
-        checked = sum(of == family for of, _ in noted)
-        terminalreporter.write_line(f"{family:<16} {worst:.2e}  ({name}; {checked} tensors)")
+@pytest.fixture
+def tally(request: pytest.FixtureRequest) -> Callable[[dict[str, Any]], None]:
+    """Note what became of a golden case; all of them make a table at the end."""
+    return lambda entry: request.node.user_properties.append((CASE, entry))
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    reports = [report for found in terminalreporter.stats.values() for report in found]
+    for title, lines in (
+        ("largest difference to the authors' tensors (float32, CPU)", differences(told(reports, DIFFERENCE))),
+        ("golden cases: equal to the authors' code", golden(told(reports, CASE))),
+    ):
+        if lines:
+            terminalreporter.section(title)
+        for line in lines:
+            terminalreporter.write_line(line)

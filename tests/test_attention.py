@@ -240,6 +240,25 @@ def test_the_variable_length_kernel_equals_the_dense_path(packed: list[bool], ca
     assert set(packed) == {causal, False} and len(packed) >= 20
 
 
+def test_copies_of_windows_go_through_the_variable_length_kernel(packed: list[bool]) -> None:
+    """Rows of unlike lengths and numbers of copies, an idle one between, windows inside what is stored and behind."""
+    adapter = random_llama()
+    adapter.model.double()
+    for context in (range(12), range(20)):
+        said = []
+        for adapter.packs in (False, True):
+            placed(adapter, *rows_of(*[24] * 4))
+            adapter.forward([request(row, range(20), store=True) for row in range(4)])
+            windows = {0: range(12, 16), 1: range(12, 15), 3: range(12, 16)}
+            variants = {row: [{13: k} for k in range(3 - row % 3)] for row in windows}
+            steps = [request(row, w, variants=variants[row], context=context) for row, w in windows.items()]
+            said.append(adapter.forward(steps))
+        for dense_one, ours in zip(*said, strict=True):
+            for a, b in zip(dense_one.copies or [dense_one], ours.copies or [ours], strict=True):
+                assert a.token == b.token and max(abs(a.confidence[s] - b.confidence[s]) for s in a.positions) < 1e-9
+    assert packed == [False] * 2  # of two layers; where all copies see equally much, one plain call does
+
+
 def test_what_the_kernel_cannot_express_is_masked(packed: list[bool]) -> None:
     full, causal = placed(random_llama(), *rows_of(20, 20)), placed(random_llama(True), *rows_of(20, 20))
     full.packs = causal.packs = True

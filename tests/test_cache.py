@@ -249,6 +249,29 @@ def test_a_crop_moves_nothing_and_decoding_goes_on_from_it() -> None:
         adapter.store.keep([Move(0, (12,), 12)])
 
 
+def test_paths_of_several_rows_close_up_at_once_from_slots_behind_the_rows() -> None:
+    """Moves that overlap, a crop that moves nothing, one to nothing, and a row that keeps all; rows of 8 slots."""
+    adapter = placed(random_llama(), *(ids(8, row) for row in range(4)), slots=20)
+    spare = {slot: 2 * slot for slot in range(8, 20)}
+    steps = [request(row, range(20), variants=[spare], store=True) for row in range(4)]
+    adapter.forward(steps)
+    before = [[tensor.clone() for tensor in pair] for pair in adapter.store.layers.values()]
+    paths = [(10, 12, 11, 19), (6, 7, 8), (), None]
+    starts = [12, 9, 7, 12]
+    adapter.forward(
+        [
+            request(row, range(start, start + 1), context=range(start), keep=keep)
+            for row, (start, keep) in enumerate(zip(starts, paths, strict=True))
+        ]
+    )
+    kept = [[*range(8), 10, 12, 11, 19], list(range(9)), list(range(7)), list(range(20))]
+    for row, slots in enumerate(kept):
+        assert adapter.store.stored[row] == bytes([1] * len(slots) + [0] * (20 - len(slots)))
+        for pair, old in zip(adapter.store.layers.values(), before, strict=True):
+            for now, then in zip(pair, old, strict=True):
+                assert torch.equal(now[row, : len(slots)], then[row, slots])
+
+
 # ----------------------------------------------------------------------------------------------------- bytes moved
 
 HEAD = 24  # a size that no other axis has

@@ -30,6 +30,42 @@ def test_a_sampler_that_conforms_passes(tmp_path: Path) -> None:
     assert not (tmp_path / "outputs").exists()
 
 
+SILENT = """
+from samplers import ThresholdSampler
+
+class Mine(ThresholdSampler):
+    def decode(self, state):
+        return
+        yield
+"""
+RAISES = """
+from samplers import ThresholdSampler
+
+class Mine(ThresholdSampler):
+    def update_state(self, state, prediction, step):
+        raise KeyError("lost")
+"""
+
+
+@pytest.mark.parametrize(
+    ("source", "said"),
+    [
+        (SILENT, "the sampler ended and left slot 0 undecided"),
+        (RAISES, "Mine raised KeyError: 'lost' (mine.py line 6, in"),
+    ],
+)
+def test_a_sampler_that_breaks_has_one_fault_and_nothing_else_is_said_of_it(
+    tmp_path: Path, source: str, said: str
+) -> None:
+    write_my_sampler(tmp_path)
+    (tmp_path / "mine.py").write_text(source)
+    (tmp_path / "my" / "sampler" / "mine.yaml").write_text("_target_: mine.Mine\nname: mine\n")
+    out, _ = Here(tmp_path)("--config-dir", "my", "sampler=mine", module="pipeline.check", code=1)
+    assert out.count("failed with") == 1 and said in out
+    verdicts = [line for line in out.splitlines() if "not looked at" in line]
+    assert len(verdicts) == 10 and " held " not in out
+
+
 @pytest.mark.slow
 def test_a_fault_is_told_by_its_smallest_example(tmp_path: Path) -> None:
     write_my_sampler(tmp_path)

@@ -11,7 +11,10 @@ from pathlib import Path
 import pytest
 from omegaconf import OmegaConf
 
+from adapters.toy import ToyMaskedLMAdapter
 from pipeline import evaluation
+from pipeline import list as listing
+from pipeline.compose import options
 from pipeline.decode import decode
 from tests.commands import MY_SAMPLER, Here, write_my_sampler
 from tests.conftest import ROOT, CommandLine
@@ -40,10 +43,13 @@ BAD = {
     "an added option": (["+dataset.z=3"], r"dataset.z=3 is not used by dataset=arithmetic.*options are .*level"),
     "my own option": (["sampler=mine", "sampler.gred=3"], r"sampler.gred is no option: did you mean sampler.greed\?"),
     "no such choice": (["sampler=foo"], r"sampler=foo does not exist; choose from .*mine, .*threshold"),
-    "a wrong type": (["engine.max_rows=x"], r"engine.max_rows=x does not fit.*Integer"),
-    "a sampler's type": (["sampler.threshold=abc"], r"sampler.threshold=abc does not fit.*Float"),
-    "my sampler's type": (["sampler=mine", "sampler.greed=x"], r"sampler.greed=x does not fit.*Integer"),
-    "a dataset's type": (["dataset.limit=abc"], r"dataset.limit: Value 'abc'.*Integer"),
+    "a wrong type": (["engine.max_rows=x"], r"engine.max_rows=x does not fit: 'x' is not a whole number$"),
+    "a sampler's type": (["sampler.threshold=abc"], r"sampler.threshold=abc does not fit: 'abc' is not a number$"),
+    "my sampler's type": (
+        ["sampler=mine", "sampler.greed=x"],
+        r"sampler.greed=x does not fit: 'x' is not a whole number$",
+    ),
+    "a dataset's type": (["dataset.limit=abc"], r"dataset.limit: 'abc' is not a whole number$"),
     "out of range": (["engine.max_rows=0"], r"engine.max_rows=0 is out of range: use a whole number from 1 up"),
     "no probability": (["sampler.threshold=2"], r"sampler.threshold=2.0 is out of range: use a probability"),
     "an option of others": (
@@ -101,7 +107,21 @@ BAD = {
     "a wrong type in my YAML": (["model=typed"], r"my/model/typed.yaml line 2: Value 'abc'.*Integer \(model.shift\)"),
     "no YAML": (["model=torn"], r"my/model/torn.yaml line 3 is no valid YAML: expected ',' or ']'"),
     "a key given twice": (["model=twice"], r"my/model/twice.yaml line 2 is no valid YAML: found duplicate key name"),
-    "no such class": (["sampler._target_=mine.Yours"], r"sampler._target_=mine.Yours cannot be imported"),
+    "no such class": (
+        ["sampler._target_=mine.Yours"],
+        r"mine.Yours cannot be imported: mine has no class Yours, it has Mine$",
+    ),
+    "no such flag": (["--config-dri", "my"], r"--config-dri is no flag: the flags are .*--config-dir"),
+    "a flag alone": (["--config-name"], r"--config-name lacks its value"),
+    "a preset's refusal": (
+        ["model=tiny_ar", "sampler=dparallel"],
+        r"model=tiny_ar with sampler=dparallel: sampler=dparallel (?!.*d3llm)",
+    ),
+    "two lengths": (
+        ["dataset.gen_length=64", "sampler.num_blocks=2", "sampler.block_size=16"],
+        r"dataset.gen_length=64 and sampler.num_blocks=2 blocks of sampler.block_size=16, that is 32, are two lengths",
+    ),
+    "no null": (["sampler=block_threshold", "sampler.threshold=null"], r"sampler.threshold=null: .* needs a number$"),
 }
 
 
@@ -161,15 +181,58 @@ def test_a_sampler_of_ones_own_is_one_file_and_one_yaml(here: Here) -> None:
     assert "32 tokens, 16 forwards, 2.00 tokens a forward" in err
 
 
-def test_a_crash_inside_is_told_in_one_line_and_kept_whole_in_the_folder(here: Here) -> None:
+def test_a_sampler_that_always_raises_is_told_in_one_line_by_file_and_line(here: Here) -> None:
     _, err = here(*MY_SAMPLER, "logger=none", "dataset.limit=3", "run=a", "sampler.explode=true", code=1)
-    assert err.startswith("error: RuntimeError: boom (") and err.count("\n") == 1
-    assert "outputs/a/status.json" in err
-    status = here.run("a").status
-    assert (status["state"], status["error"]) == ("failed", "RuntimeError: boom")
-    assert "mine.py" in status["traceback"] and "update_state" in status["traceback"]
-    here(*MY_SAMPLER, "logger=none", "dataset.limit=3", "run=a", "sampler.explode=false")
-    assert here.run("a").status["state"] == "done"
+    told = "Mine raised RuntimeError: boom (mine.py line 20, in update_state)"
+    rows, status = here.run("a").rows, here.run("a").status
+    whole = f"none of 3 samples was decoded: 3 failed; the first ({rows[0]['id']}): {told}"
+    assert err.startswith(f"error: {whole} (rows: outputs/a/samples.jsonl") and err.count("\n") == 1
+    assert (status["state"], status["error"]) == ("failed", whole)
+    assert [row["error"] for row in rows] == [told] * 3
+
+
+def test_a_sample_whose_sampler_raises_spoils_no_other(here: Here) -> None:
+    source = (here.folder / "mine.py").read_text()
+    (here.folder / "mine.py").write_text(source.replace("if self.explode", "if len(state.tokens) % 2"))
+    path = questions(here.folder, *(json.dumps({"question": "x" * n}) for n in (3, 4, 5)))
+    out, _ = here(*MY_SAMPLER, "logger=none", "dataset=jsonl", path, "dataset.gen_length=8", "run=a")
+    run = here.run("a")
+    assert sorted([row["failure"] == "failed" for row in run.rows]) in ([False, False, True], [False, True, True])
+    (told,) = {row["error"] for row in run.rows if row["failure"] == "failed"}
+    assert told == "Mine raised RuntimeError: boom (mine.py line 20, in update_state)" and told in out
+    assert run.status["state"] == "done"
+
+
+def test_an_option_of_ones_own_takes_the_place_of_one_that_ships_and_says_so(here: Here) -> None:
+    own = here.folder / "my" / "sampler" / "threshold.yaml"
+    own.write_text("# Mine, cut:\n# over two lines. Not this.\n_target_: mine.Mine\nname: threshold\ngreed: 4\n")
+    _, err = here("model=toy", "logger=none", "--config-dir", "my", "dataset.limit=1", "run=a")
+    assert err == "note: my/sampler/threshold.yaml is used, not what ships by that name\n"
+    assert OmegaConf.load(here.run("a").path / "config.yaml").sampler.greed == 4
+    own_folder = ("--config-dir", "my")
+    out, err = here("model=toy", *own_folder, module="pipeline.list")
+    assert re.search(r"^threshold +Mine, cut: over two lines\.$", re.sub(" +$", "", out, flags=re.M), re.M)
+    assert err.count("\n") == 1
+    assert (
+        " 2 forwards"
+        in here("model=toy", "dataset.gen_length=8", *own_folder, "prompt=hi", module="pipeline.decode")[1]
+    )
+    (here.folder / "my" / "config.yaml").write_text("seed: 1\n")
+    assert "my/config.yaml would take the place of all options" in here("--config-dir", "my", code=2)[1]
+
+
+def test_flags_stand_anywhere(here: Here) -> None:
+    here("sampler=mine", "--config-dir", "my", "model=toy", "logger=none", "dataset.limit=1", "run=a")
+    here("sampler=mine", "--config-dir=my", "model=toy", module="pipeline.list")
+    here("model=toy", "-cd", "my", "prompt=hi", "sampler=mine", module="pipeline.decode")
+    out, _ = here("model=toy", "sampler.threshold=0.5,0.9", "-m", "logger=none", "dataset.limit=1")
+    assert "2 jobs" in out
+
+
+def test_one_prompt_is_decoded_once_whatever_an_experiment_sweeps(here: Here) -> None:
+    _, err = here("model=toy", "experiment=tradeoff", "prompt=hi", module="pipeline.decode")
+    assert err.count(" forwards, ") == 1
+    assert "makes a sweep" in here("-m", "model=toy", "prompt=hi", module="pipeline.decode", code=2)[1]
 
 
 def test_the_same_command_continues_and_a_finished_one_returns_at_once(here: Here) -> None:
@@ -305,7 +368,40 @@ def test_the_list_names_every_option_and_what_goes_together(here: Here) -> None:
     assert re.search(r"^toy .*confidence.*", out, re.MULTILINE)
     out, _ = here("model=tiny_ar", "sampler=threshold", module="pipeline.list")
     assert re.search(r"^tiny_ar +not threshold$", out, re.MULTILINE)
+    out, _ = here("model=tiny_sdar", "sampler=fast_dllm", module="pipeline.list")  # by its preset's cache
+    assert re.search(r"^tiny_sdar +not fast_dllm$", out, re.MULTILINE)
+    assert re.search(
+        r"^tiny_sdar +fast_dllm$",
+        here("model=tiny_sdar", "sampler=fast_dllm", "sampler.cache=block", module="pipeline.list")[0],
+        re.MULTILINE,
+    )
     assert "model=too does not exist" in here("model=too", module="pipeline.list", code=2)[1]
+
+
+def grouped(out: str) -> dict[str, str]:
+    """The samplers of each model of the closing table, whose rows go on below an empty first or second column."""
+    table = out[out.index("which samplers decode which models") :].splitlines()[1:]
+    at, rows = table[0].index("samplers"), [["", ""]]
+    for line in table[1:]:
+        left, right = line[:at].strip(), line[at:].strip()
+        if rows[-1][0].endswith(",") or rows[-1][1].endswith(","):
+            rows[-1] = [f"{rows[-1][0]} {left}".strip(), f"{rows[-1][1]} {right}".strip()]
+        else:
+            rows.append([left, right])
+    return {model: samplers for models, samplers in rows[1:] for model in models.split(", ")}
+
+
+def test_the_whole_list_fits_two_screens_and_groups_models_that_take_the_same_samplers(here: Here) -> None:
+    whole = here(module="pipeline.list")[0]
+    known = grouped(whole)
+    assert len(whole.splitlines()) <= 120 and len(set(known.values())) <= 10
+    assert known.keys() == set(options("model"))
+    for model in ("llada", "tiny_sdar", "d2f_dream", "tiny_ar", "toy"):
+        assert grouped(here(f"model={model}", module="pipeline.list")[0]) == {model: known[model]}
+
+
+def test_the_list_knows_the_toy_without_loading_it() -> None:
+    assert ToyMaskedLMAdapter().facts == listing.TOY
 
 
 def test_tools_read_finished_folders(here: Here) -> None:
@@ -320,7 +416,7 @@ def test_tools_read_finished_folders(here: Here) -> None:
     out, _ = here("outputs/*", module="pipeline.status")
     lines = {name: next(line for line in out.splitlines() if f"outputs/{name}" in line) for name in "abc"}
     assert "done" in lines["a"] and "3/3" in lines["a"]
-    assert "failed" in lines["c"] and "0/3" in lines["c"] and "RuntimeError: boom" in lines["c"]
+    assert "failed" in lines["c"] and "3/3" in lines["c"] and "RuntimeError: boom" in lines["c"]
 
 
 def test_the_console_script_is_the_same_command(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor
 
 from adapters.attention import Visibility
@@ -22,15 +22,9 @@ from adapters.taps import features, tapped
 from adapters.transformer import TransformerAdapter
 from samplers import Forward
 from tests import layouts, reference
+from tests.drafters import SMALL, write_drafter
 from tests.shared import shared
 
-SMALL: dict[str, Any] = {
-    **{"model_type": "qwen3", "architectures": ["DFlashDraftModel"], "block_size": 4, "num_target_layers": 3},
-    **{"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4, "head_dim": 8},
-    **{"num_key_value_heads": 2, "rms_norm_eps": 1e-6, "rope_theta": 10000.0, "vocab_size": 64},
-    **{"max_position_embeddings": 128, "layer_types": ["full_attention"] * 2},
-    "dflash_config": {"mask_token_id": 63, "target_layer_ids": [0, 2]},
-}
 LATER = {  # of the second published layout
     **{"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 5, "use_sliding_window": True},
     "dflash_config": {
@@ -166,12 +160,12 @@ def test_layers_are_spread_as_published_where_none_are_listed(depth: int, count:
 def test_a_drafter_that_does_not_fit_is_refused_in_words(tmp_path: Path, changes: dict[str, Any], said: str) -> None:
     target = _target(layouts.write(tmp_path / "target", "causal language model", num_hidden_layers=3))
     with pytest.raises(ValueError, match=said):
-        load_drafter(_write(tmp_path / "draft", **changes), target)
+        load_drafter(write_drafter(tmp_path / "draft", **changes), target)
 
 
 def test_a_drafter_given_as_the_model_is_refused_in_words(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="DFlashDraftModel is a drafter: it decodes only beside a target"):
-        describe(ModelOptions("draft", path=str(_write(tmp_path))))
+        describe(ModelOptions("draft", path=str(write_drafter(tmp_path))))
 
 
 # ---- helpers ---------------------------------------------------------------------------------------------------------
@@ -193,27 +187,7 @@ def _run_target(target: TransformerAdapter, ids: Tensor, layers: tuple[int, ...]
 def _drafter(folder: Path, **changes: Any) -> DFlashDrafter:
     target = _target(layouts.write(folder / "target", "causal language model", num_hidden_layers=3))
     target.model.double()
-    return load_drafter(_write(folder, **changes), target)
-
-
-def _write(folder: Path, **changes: Any) -> Path:
-    """A small drafter with random weights under its published names."""
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "config.json").write_text(json.dumps({**SMALL, **changes}))
-    shapes: dict[str, tuple[int, ...]] = {"fc": (32, 64), "hidden_norm": (32,), "norm": (32,)}
-    for n in range(2):
-        mlp = {"mlp.gate_proj": (48, 32), "mlp.up_proj": (48, 32), "mlp.down_proj": (32, 48)}
-        heads = {"q_proj": (32, 32), "k_proj": (16, 32), "v_proj": (16, 32), "o_proj": (32, 32)}
-        own = {f"self_attn.{name}": shape for name, shape in {**heads, "q_norm": (8,), "k_norm": (8,)}.items()}
-        norms = {"input_layernorm": (32,), "post_attention_layernorm": (32,)}
-        shapes |= {f"layers.{n}.{name}": shape for name, shape in {**own, **mlp, **norms}.items()}
-    generator = torch.Generator().manual_seed(0)
-    tensors = {}
-    for name, shape in shapes.items():
-        noise = torch.randn(shape, generator=generator)
-        tensors[f"{name}.weight"] = 1 + 0.1 * noise if len(shape) == 1 else 1.5 * noise / shape[1] ** 0.5
-    save_file(tensors, folder / "model.safetensors")
-    return folder
+    return load_drafter(write_drafter(folder, **changes), target)
 
 
 @torch.inference_mode()

@@ -51,13 +51,14 @@ PUBLISHED = {  # the language model's sizes of google/diffusiongemma-26B-A4B-it
 }
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A checkpoint as the native class writes it, with weights that make every tensor matter."""
+def write_gemma(path: Path, **text: Any) -> Path:
+    """A checkpoint as the native class writes it, with weights that make every tensor matter.
+
+    ``text`` are changes of the language model's configuration.
+    """
     from transformers import AutoConfig
 
-    path = tmp_path_factory.mktemp("gemma")
-    config: Any = AutoConfig.for_model(**CONFIG)
+    config: Any = AutoConfig.for_model(**{**CONFIG, "text_config": {**CONFIG["text_config"], **text}})
     model = DiffusionGemmaForBlockDiffusion(config)
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
@@ -70,6 +71,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
                 tensor.copy_(1 + 0.1 * noise if flat else 1.5 * noise / tensor.shape[-1] ** 0.5)
     model.save_pretrained(path)
     return path
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_gemma(tmp_path_factory.mktemp("gemma"))
 
 
 @pytest.fixture

@@ -247,7 +247,7 @@ def test_a_model_that_attends_fully_takes_its_own_caches(sampler: BlockThreshold
 @pytest.mark.parametrize("method", [BlockThresholdSampler, HierarchySampler])
 @pytest.mark.parametrize(("threshold", "denoising"), [(0.0, 4), (1.0, 32)])
 def test_thresholds_of_0_and_1_are_the_two_limits(method: Any, threshold: float, denoising: int) -> None:
-    low = {"low_threshold": 1.0} if method is HierarchySampler else {}
+    low = {"low_threshold": threshold} if method is HierarchySampler else {}
     sampler = method(block_size=8, steps=32, threshold=threshold, early_stop=False, cache="block", **low)
     (outcome,) = decode(network(), sampler, prompts(8), 32)
     assert outcome.counts()["nfe"] == denoising + 1
@@ -260,12 +260,28 @@ def test_options_out_of_range_are_refused() -> None:
         *((BlockThresholdSampler, {name: -1}) for name in ("threshold", "maximum_unroll", "expected_tpf", "compat")),
         *((CreditSampler, {name: -1}) for name in ("alpha", "boost_gamma", "decay_beta")),
         (CreditSampler, {"temperature": 0.5}),
+        (CreditSampler, {"alpha": math.inf}),
         (HierarchySampler, {"low_threshold": 2}),
+        (HierarchySampler, {"low_threshold": 0.91}),  # above the threshold: no run's surest slot would ever need it
     ]
     for method, wrong in wrongs:
         with pytest.raises(ValueError, match=f"sampler.{next(iter(wrong))}="):
             method(block_size=4, steps=4, **wrong)
     assert CreditSampler.options().isdisjoint({"temperature", "top_k", "top_p", "order", "cfg_scale"})
+
+
+def test_credit_of_any_weight_is_computed_without_overflow() -> None:
+    """With alpha towards infinity the raised law is certain of the id with the largest credit."""
+    for alpha in (10.0, 1e3, 1e6, 1e300):
+        sampler = CreditSampler(block_size=8, steps=8, threshold=0.95, alpha=alpha)
+        (outcome,) = decode(network(), sampler, prompts(8), 8)
+        assert MASK not in tokens(outcome) and all(0 <= c <= 1 for c in outcome.state.confidences)
+    near = CreditSampler(block_size=8, steps=8, alpha=700.0)
+    token, confidence = near._surest({3: 0.2, 5: 0.1}, {3: 0.1, 5: 2.0})
+    assert token == 5 and confidence == pytest.approx(1)
+    plain = CreditSampler(block_size=8, steps=8, alpha=0.7)._surest({3: 0.2, 5: 0.1}, {3: 0.1, 5: 2.0})
+    raised = {3: 0.2 * 1.1**0.7, 5: 0.1 * 3**0.7}
+    assert plain == (5, pytest.approx(raised[5] / (0.7 + sum(raised.values()))))
 
 
 def test_the_cache_is_the_models_natural_one() -> None:

@@ -166,9 +166,22 @@ def test_an_end_token_ends_the_sequence_after_its_block() -> None:
 
 
 def test_an_end_token_in_the_prompts_tail_ends_only_the_authors_code() -> None:
+    """Theirs fills the block, then all that is behind it with the end token: one forward for the tail, one for it."""
     ours = decode(Script(SURE, BLOCKS), sampler(cache="block", steps=8), 7, (4,))
     theirs = decode(Script(SURE, BLOCKS), sampler(cache="block", steps=8, compat="dmax"), 7, (4,))
-    assert states(ours)[-1][1:] == [6, 7, 8, 5, 6, 7, 8] and states(theirs)[-1][4:] == [M] * 4
+    assert states(ours)[-1][1:] == [6, 7, 8, 5, 6, 7, 8] and states(theirs)[-1][1:] == [6, 7, 8, 4, 4, 4, 4]
+    assert (ours.failure, theirs.failure) == (None, None)
+    assert (ours.counts()["nfe"], theirs.counts()["nfe"]) == (2, 2) and theirs.counts()["nfe_commit"] == 1
+
+
+@pytest.mark.parametrize("compat", [None, "dmax"])
+def test_with_an_end_token_in_the_prompts_tail_no_mask_is_left_or_the_sample_has_failed(compat: str | None) -> None:
+    """Above the end test's 0.9 their code leaves the block's masks: that is no answer, whatever ends the sequence."""
+    rule = sampler(0.95, cache="block", steps=8, compat=compat)
+    outcome = decode(Script([((5, 6, 7, 8), (0.92,) * 4)], BLOCKS), rule, 7, (1, 4))
+    left = [slot for slot, token in enumerate(states(outcome)[-1]) if slot > 1 and token == M]
+    assert left == ([3] if compat else [])
+    assert outcome.error == ("the sampler ended and left slot 3 undecided" if compat else None)
 
 
 def test_fewer_steps_fill_more_at_once() -> None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ import torch
 
 from adapters.attention import attention
 from adapters.base import DeviceAdapter, Group, Request
+from adapters.cache import KeyValueStore
 from adapters.description import describe
 from adapters.loading import load
 from adapters.places import ModelOptions
@@ -130,7 +132,7 @@ class SumAdapter(TransformerAdapter):
         ids = torch.where(group.ids == 10, 0, group.ids) * (group.positions < group.lengths[:, None] - 8)
         seen = torch.stack((ids, group.positions == 0), -1).double()[:, None]
         even = torch.zeros_like(seen)
-        shown = visibility(group, self.facts.attention, self._lines(group), packs=False)
+        shown = visibility(group, self.facts.attention, KeyValueStore(0, 0).lines(group), packs=False)
         mean = attention(torch.nn.Identity(), even, even, seen, None, 1.0, shown)[0][:, :, 0]
         number = (1 / mean[..., 1]).round()
         in_vain = number - group.lengths[:, None]
@@ -271,6 +273,87 @@ def test_a_forward_that_cannot_be_run_fails_its_sample_in_words(forward: Forward
         assert outcome.counts()["nfe"] == adapter.calls == len(script) - 1
 
 
+@dataclass(frozen=True, kw_only=True)
+class Clumsy(ThresholdSampler):
+    """Breaks one rule in the second forward of the sequence whose prompt says so."""
+
+    how: str = ""
+
+    def update_state(self, state: DecodeState, prediction: Prediction, step: int) -> None:
+        if step == 1 and state.tokens[0] == 7:
+            getattr(self, self.how)(state)
+        super().update_state(state, prediction, step)
+
+    def prompt(self, state: DecodeState) -> None:
+        state.commit(1, 5)
+
+    def behind(self, state: DecodeState) -> None:
+        state.commit(8, 5)
+
+    def before(self, state: DecodeState) -> None:
+        state.remask(-1)
+
+    def mask(self, state: DecodeState) -> None:
+        state.commit(4, MASK)
+
+    def crash(self, state: DecodeState) -> None:
+        raise KeyError("lost")
+
+    def doubt(self, state: DecodeState) -> None:
+        assert state.steps < 0
+
+
+@pytest.mark.parametrize(
+    ("how", "said"),
+    [
+        ("prompt", "the sampler committed 5 to slot 1, which is part of the prompt: the canvas is slots 4 to 7 ("),
+        ("behind", "the sampler committed 5 to slot 8, which does not exist: the canvas is slots 4 to 7 ("),
+        ("before", "the sampler took back slot -1, which does not exist: the canvas is slots 4 to 7 ("),
+        ("mask", f"the sampler committed {MASK} to slot 4: not an id that an answer can hold ("),
+        ("crash", "Clumsy raised KeyError: 'lost' ("),
+        ("doubt", "Clumsy raised AssertionError"),
+    ],
+)
+def test_what_a_sampler_must_not_do_fails_its_sample_by_file_and_line(how: str, said: str) -> None:
+    adapter = TableAdapter(ModelFacts(VOCABULARY, MASK, frozenset({END})), lambda seen, slot: [0.0] * VOCABULARY)
+    sampler = Clumsy(block_size=4, steps=4, threshold=1.0, how=how)
+    outcomes = decode(adapter, sampler, [Task(i, [i, 2, 3, 4], 4) for i in (6, 7, 8)], max_rows=2)
+    assert [outcomes[i].failure for i in (6, 7, 8)] == [None, "failed", None]
+    assert (outcomes[7].error or "").startswith(said) and outcomes[7].counts()["nfe"] == 2
+    line = next(n for n, text in enumerate(Path(__file__).read_text().splitlines(), 1) if f"def {how}(" in text) + 1
+    assert (outcomes[7].error or "").endswith(f"(test_engine.py line {line}, in {how})")
+
+
+class Silent(Sampler):
+    method_name = "silent"
+    attentions = frozenset({"full"})
+
+    def decode(self, state: DecodeState) -> Decoding:
+        return
+        yield
+
+
+class Returning(Silent):
+    def decode(self, state: DecodeState) -> Decoding:
+        return None  # type: ignore[return-value]
+
+
+@pytest.mark.parametrize(
+    ("sampler", "said"),
+    [
+        (Silent(), "the sampler ended and left slot 2 undecided"),
+        (Returning(), "Returning.decode gave no generator: it must yield its forwards"),
+        (Scripted("forward"), "the sampler yielded 'forward', which is no samplers.Forward"),  # type: ignore[arg-type]
+        (Scripted(Forward([2, 3])), "a Forward whose window is [2, 3]: it must be a range"),  # type: ignore[arg-type]
+    ],
+)
+def test_a_sampler_that_makes_no_forward_decodes_nothing_and_says_so(sampler: Sampler, said: str) -> None:
+    adapter = TableAdapter(ModelFacts(VOCABULARY, MASK, frozenset({END})), lambda seen, slot: [0.0] * VOCABULARY)
+    outcomes = decode(adapter, sampler, [Task(0, [1, 2], 4), Task(1, [1, 2], 0)])
+    assert outcomes[0].failure == "failed" and said in (outcomes[0].error or "") and adapter.calls == 0
+    assert outcomes[1].failure is None or not isinstance(sampler, Silent) or isinstance(sampler, Returning)
+
+
 def test_blocks_must_be_told_to_a_block_causal_model() -> None:
     facts = ModelFacts(9, 8, frozenset(), attention="blocks", attentions=frozenset({"blocks"}), block_origin="zero")
     adapter = TableAdapter(facts, lambda seen, slot: [0.0] * 9)
@@ -342,8 +425,9 @@ def test_an_empty_prompt_is_refused_where_the_first_token_needs_one(sampler: Sam
 
 def test_steps_that_leave_a_block_without_one_are_refused() -> None:
     """DEC-05 (c): 2 steps over 4 blocks; never 0 forwards and 64 masks."""
-    with pytest.raises(ValueError, match=r"sampler\.steps=2 is out of range: use at least one for each block of 16"):
-        decode(ToyMaskedLMAdapter(), ConfidenceSampler(block_size=16, steps=2), [Task(0, [], 64)])
+    outcome = decode(ToyMaskedLMAdapter(), ConfidenceSampler(block_size=16, steps=2), [Task(0, [], 64)])[0]
+    assert outcome.failure == "failed" and outcome.counts()["nfe"] == 0
+    assert outcome.error == "sampler.steps=2 is out of range: use at least one for each block of 16 slots"
 
 
 @pytest.mark.parametrize(("length", "block", "steps", "forwards"), [(64, 16, 10, 8), (60, 16, 8, 8), (8, 16, 8, 8)])

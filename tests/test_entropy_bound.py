@@ -73,7 +73,7 @@ def test_steps_are_the_least_progress() -> None:
     assert [sorted(step) for step in steps(run(TableAdapter(TEN, table), sampler, 8))] == [[5, 6, 7], [2, 3, 4], [0, 1]]
 
 
-@pytest.mark.parametrize("budget", [0.0, 0.05, 1.0, math.inf])
+@pytest.mark.parametrize("budget", [0.0, 0.05, 1.0, 1e6])
 def test_every_run_fills_its_canvas_within_its_steps_and_alike_in_a_batch(budget: float) -> None:
     adapter, draw = random_llama(), random.Random(2)
     tasks = [Task(i, [draw.randrange(END) for _ in range(length)], 16) for i, length in enumerate((1, 9, 4, 20))]
@@ -86,7 +86,7 @@ def test_every_run_fills_its_canvas_within_its_steps_and_alike_in_a_batch(budget
         assert one.failure is None and one.state is not None and other.state is not None
         assert one.state.tokens[: len(one.task.prompt)] == one.task.prompt
         assert MASK not in one.state.tokens[len(one.task.prompt) :]
-        assert one.counts()["nfe"] == {0.0: 16, math.inf: 2}.get(budget, one.counts()["nfe"]) <= 16
+        assert one.counts()["nfe"] == {0.0: 16, 1e6: 2}.get(budget, one.counts()["nfe"]) <= 16
         assert [one.log, one.state.tokens] == [other.log, other.state.tokens]
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from samplers import D2FSampler, DecodeState
-from tests.golden import Case, Ours, cases, check
+from tests.golden import Case, Ours, Tally, cases, check
 from tests.shared import shared
 
 D2F = cases("d2f", "cases.json", "cases_dream.json")
@@ -36,8 +36,8 @@ def ours(case: Case, cache: str = "block") -> Ours:
 @pytest.mark.golden
 @pytest.mark.parametrize("max_rows", [1, 4])
 @pytest.mark.parametrize("case", D2F)
-def test_tokens_and_forwards_equal_the_authors(case: Case, max_rows: int) -> None:
-    check(case, ours(case), max_rows)
+def test_tokens_and_forwards_equal_the_authors(case: Case, max_rows: int, tally: Tally) -> None:
+    check(case, ours(case), max_rows, tally)
 
 
 @pytest.mark.golden

@@ -4,20 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from pipeline.engine import Outcome
 from samplers import D3LLMSampler
-from samplers.d3llm import UNCOUNTED
-from tests.golden import Case, Ours, cases, check
+from tests.golden import Case, Ours, Tally, cases, check
 from tests.shared import shared
 
 D3LLM = cases("d3llm", "cases.json", "cases_dream.json")
 NEVER = 10_000  # what their code has for no caching and for no refresh
-
-
-def reported(outcome: Outcome) -> int:
-    """They also count a round that only fills up behind an end token."""
-    assert outcome.state is not None
-    return outcome.counts()["nfe"] + outcome.state.notes[UNCOUNTED]
 
 
 def ours(case: Case) -> Ours:
@@ -29,7 +21,7 @@ def ours(case: Case) -> Ours:
             block_add_threshold=1.0,
             block_activate_threshold=1.0,
         )
-        return Ours(sampler, settings["gen_length"], {"end_ids": []})
+        return Ours(sampler, settings["gen_length"], {"end_ids": []}, project="d3llm")
     delay, interval = settings.get("cache_delay_iter", NEVER), settings.get("refresh_interval", NEVER)
     stops = settings.get("early_stop", False)
     sampler = D3LLMSampler(
@@ -45,14 +37,14 @@ def ours(case: Case) -> Ours:
         compat="d3llm",
     )
     ends = [settings.get("eos_token_id", settings.get("eos_id"))] if stops else []
-    return Ours(sampler, settings["max_new_tokens"], {"end_ids": ends}, reported=reported)
+    return Ours(sampler, settings["max_new_tokens"], {"end_ids": ends}, project="d3llm")
 
 
 @pytest.mark.golden
 @pytest.mark.parametrize("max_rows", [1, 4])
 @pytest.mark.parametrize("case", D3LLM)
-def test_tokens_and_forwards_equal_the_authors(case: Case, max_rows: int) -> None:
-    check(case, ours(case), max_rows)
+def test_tokens_and_forwards_equal_the_authors(case: Case, max_rows: int, tally: Tally) -> None:
+    check(case, ours(case), max_rows, tally)
 
 
 def test_golden_files_are_where_ci_has_them() -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from samplers import BlockThresholdSampler, CreditSampler, DecodeState, HierarchySampler
-from tests.golden import Case, Ours, cases, check, decode
+from tests.golden import Case, Ours, Tally, cases, check, decode
 from tests.shared import shared
 
 DINFER = cases("llada2_moe", "cases_dinfer_bd.json")
@@ -33,7 +33,8 @@ def rule(case: Case, cache: str = "block", compat: str | None = "dinfer") -> Blo
 
 
 def ours(case: Case) -> Ours:
-    return Ours(rule(case), case.settings["gen_length"], {"end_ids": [case.settings["eos_id"]]}, output=without_ends)
+    end_ids = [case.settings["eos_id"]]
+    return Ours(rule(case), case.settings["gen_length"], {"end_ids": end_ids}, without_ends, project="dmax")
 
 
 def without_ends(state: DecodeState) -> list[int]:
@@ -45,8 +46,8 @@ def without_ends(state: DecodeState) -> list[int]:
 @pytest.mark.golden
 @pytest.mark.parametrize("max_rows", [1, 4])
 @pytest.mark.parametrize("case", DINFER)
-def test_tokens_and_forwards_equal_the_authors(case: Case, max_rows: int) -> None:
-    check(case, ours(case), max_rows)
+def test_tokens_and_forwards_equal_the_authors(case: Case, max_rows: int, tally: Tally) -> None:
+    check(case, ours(case), max_rows, tally)
 
 
 @pytest.mark.golden

@@ -12,7 +12,7 @@ import torch
 from samplers import DecodeState, DreamSampler, FastDLLMDreamSampler, Prediction
 from samplers.rules import ORDERS
 from samplers.schedule import portion, share
-from tests.golden import Case, Ours, cases, check, decode
+from tests.golden import Case, Ours, Tally, cases, check, decode
 from tests.shared import shared
 
 PAD = 254  # `meta.pad_id` of the files
@@ -60,8 +60,8 @@ def _unpadded(row: list[int]) -> list[int]:
 @pytest.mark.golden
 @pytest.mark.parametrize("max_rows", [1, 4])
 @pytest.mark.parametrize("case", [*DREAM, *FAST_DLLM])
-def test_tokens_and_forwards_equal_the_authors(case: Case, max_rows: int) -> None:
-    check(without_padding(case), ours(case), max_rows)
+def test_tokens_and_forwards_equal_the_authors(case: Case, max_rows: int, tally: Tally) -> None:
+    check(without_padding(case), ours(case), max_rows, tally)
 
 
 class SettledByTopK(DreamSampler):

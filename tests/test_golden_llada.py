@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from samplers import ConfidenceSampler, ThresholdSampler
-from tests.golden import Case, Ours, cases, check, chose_among_equals, decode
+from tests.golden import Case, Ours, Tally, cases, check, chose_among_equals, decode
 from tests.shared import shared
 
 LLADA = cases("llada", "cases.json")
@@ -20,7 +20,7 @@ def ours(case: Case) -> Ours:
     length = settings["gen_length"]
     if rules:
         sampler = ThresholdSampler(**rules, **common, compat=f"fastdllm_{settings['version'].lower()}")
-        return Ours(sampler, length, unfinished=case.name.endswith("_leftover"))
+        return Ours(sampler, length, unfinished=case.name.endswith("_leftover"), project="fastdllm")
     if settings.get("logits_eos_inf"):  # their code bans the one end token only
         return Ours(ConfidenceSampler(eos="never", **common), length, {"end_ids": [settings["eos_id"]]})
     if settings.get("confidence_eos_eot_inf"):
@@ -28,14 +28,16 @@ def ours(case: Case) -> Ours:
         return Ours(ConfidenceSampler(eos="last", **common), length, {"end_ids": ends})
     guided = settings.get("cfg_scale", 0.0)
     # theirs runs the copy as a second row of the batch, ours is billed for it as part of the one forward
-    return Ours(ConfidenceSampler(cfg_scale=guided, **common), length, same_windows=not guided)
+    sampler = ConfidenceSampler(cfg_scale=guided, **common)
+    project = "fastdllm" if "version" in settings else None  # LLaDA's own code reports no count
+    return Ours(sampler, length, same_windows=not guided, project=project)
 
 
 @pytest.mark.golden
 @pytest.mark.parametrize("max_rows", [1, 4])
 @pytest.mark.parametrize("case", [*LLADA, *FAST_DLLM])
-def test_tokens_and_forwards_equal_the_authors(case: Case, max_rows: int) -> None:
-    check(case, ours(case), max_rows)
+def test_tokens_and_forwards_equal_the_authors(case: Case, max_rows: int, tally: Tally) -> None:
+    check(case, ours(case), max_rows, tally)
 
 
 @pytest.mark.golden

@@ -6,8 +6,9 @@ from dataclasses import replace
 
 import pytest
 
+from pipeline.as_counted import Decoded, as_counted
 from samplers import DecodeState, Llada2Sampler
-from tests.golden import Case, Ours, cases, check, decode
+from tests.golden import Case, Ours, Tally, cases, check, decode
 from tests.shared import shared
 
 LLADA2 = cases("llada2_moe", "cases.json")
@@ -47,8 +48,8 @@ def ours(case: Case) -> Ours:
 @pytest.mark.golden
 @pytest.mark.parametrize("max_rows", [1, 4])
 @pytest.mark.parametrize("case", [*LLADA2, *EDITING])
-def test_tokens_and_forwards_equal_the_authors(case: Case, max_rows: int) -> None:
-    check(case, ours(case), max_rows)
+def test_tokens_and_forwards_equal_the_authors(case: Case, max_rows: int, tally: Tally) -> None:
+    check(case, ours(case), max_rows, tally)
 
 
 @pytest.mark.golden
@@ -59,7 +60,8 @@ def test_tokens_and_steps_are_the_same_with_the_block_cache(case: Case) -> None:
     outcomes = decode(case, wish, replace(wish.sampler, cache="block"), max_rows=4)
     for outcome, prompt in zip(outcomes, case.prompts(), strict=True):
         assert outcome.state is not None and wish.output(outcome.state) == prompt.output
-        assert outcome.counts()["nfe_denoise"] == prompt.forwards
+        as_llada2 = as_counted(Decoded(outcome.log, outcome.state, []))["nfe_as_llada2"]
+        assert outcome.counts()["nfe_denoise"] == as_llada2 == prompt.forwards
 
 
 def test_golden_files_are_where_ci_has_them() -> None:

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from samplers import SdarSampler
-from tests.golden import Case, Ours, cases, check, decode
+from tests.golden import Case, Ours, Tally, cases, check, decode
 from tests.shared import shared
 
 SDAR = cases("sdar", "cases.json")
@@ -34,8 +34,8 @@ def ours(case: Case) -> Ours:
 @pytest.mark.golden
 @pytest.mark.parametrize("max_rows", [1, 4])
 @pytest.mark.parametrize("case", SDAR)
-def test_tokens_and_forwards_equal_the_authors(case: Case, max_rows: int) -> None:
-    check(case, ours(case), max_rows)
+def test_tokens_and_forwards_equal_the_authors(case: Case, max_rows: int, tally: Tally) -> None:
+    check(case, ours(case), max_rows, tally)
 
 
 @pytest.mark.golden

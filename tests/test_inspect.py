@@ -76,6 +76,17 @@ def test_every_model_fits_on_a_screen_and_in_a_second(name: str, capsys: pytest.
     assert (name == "smollm2") != ("Never run on the released weights." in told)
 
 
+def test_an_experiments_model_is_looked_at(here: Here) -> None:
+    assert "hub Zigeng/DMax-Math-16B" in words(here("experiment=dmax_gsm8k", module="pipeline.inspect")[0])
+    other = words(here("experiment=dmax_gsm8k", "model=llada", module="pipeline.inspect")[0])
+    assert "hub GSAI-ML/LLaDA-8B-Instruct" in other
+
+
+def test_an_experiment_that_is_a_sweep_is_looked_at_and_not_run(here: Here) -> None:
+    told = words(here("experiment=tradeoff", module="pipeline.inspect")[0])
+    assert "family masked diffusion on a native architecture" in told and not (here.folder / "outputs").exists()
+
+
 def test_what_is_told_of_a_mixture_of_experts(here: Here) -> None:
     out, _ = here("model=llada2_mini", module="pipeline.inspect")
     told = words(out)
@@ -107,11 +118,36 @@ def test_a_lora_is_told_by_its_base(here: Here) -> None:
     assert "by blocks of 16 counted from the prompt's end" in told and "read at row i - 1" in told
 
 
+@pytest.mark.parametrize(
+    ("options", "drafter"),
+    [
+        (
+            ["model=tiny_ar_dflash"],
+            "tiny/ar_dflash, DFlash: blocks of 16 with the last known token, mask 1, fed by layers 1, 2, 3",
+        ),
+        (
+            ["model=qwen3_4b_dflash"],  # from what is recorded of it
+            "z-lab/Qwen3-4B-DFlash-b16, DFlash: blocks of 16 with the last known token, mask 151669, fed by layers "
+            "1, 9, 17, 25, 33",
+        ),
+        (
+            ["model=tiny_ar", "model.draft=tiny/llada"],
+            "tiny/llada, a diffusion model of its own: full attention, mask 1",
+        ),
+    ],
+)
+def test_a_drafter_is_told_in_a_line(here: Here, options: list[str], drafter: str) -> None:
+    assert f"drafter {drafter} samplers" in words(here(*options, module="pipeline.inspect")[0])
+
+
+def test_a_model_without_a_drafter_tells_of_none(here: Here) -> None:
+    assert " drafter " not in words(here("model=tiny", module="pipeline.inspect")[0])
+
+
 def test_inspecting_loads_no_heavy_library() -> None:
-    code = "import sys, pipeline.inspect as p; from pipeline.compose import compose; cfg = compose(['model=llada'])"
-    code += (
-        "; p.inspect_model(cfg); print([n for n in ('torch', 'transformers', 'datasets', 'wandb') if n in sys.modules])"
-    )
+    code = "import sys, pipeline.inspect as p; from pipeline.compose import compose"
+    code += "; cfg = compose(['model=qwen3_4b_dflash']); list(p.describe(p.inspect_model(cfg), cfg))"
+    code += "; print([n for n in ('torch', 'transformers', 'datasets', 'wandb') if n in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
 
@@ -294,7 +330,7 @@ BAD = {
     "no map": (["model=llada", "model.device_map=zz"], r"model.device_map=zz is unknown: use auto"),
     "a sweep": (["-m", "model=tiny"], r"-m makes a sweep, which only python -m pipeline decodes"),
     "a sweep by its mode": (["hydra.mode=MULTIRUN", "model=tiny"], r"hydra.mode=MULTIRUN makes a sweep"),
-    "no model": (["sampler=threshold"], r"sampler=threshold tells nothing of a model: add model="),
+    "no model": (["sampler=threshold"], r"sampler=threshold tells nothing of a model: add model=… or exp"),
 }
 
 

@@ -12,7 +12,7 @@ END, TURN = 1, 2
 
 def row(id: str, **changes) -> dict:
     """A right answer of 11 tokens in a canvas of 32, at 16 forwards."""
-    kinds = {"prefill": 1, "denoise": 15, "refresh": 0, "commit": 0, "verify": 0, "draft": 0, "post_eos": 4}
+    kinds = {"prefill": 1, "denoise": 15, "refresh": 0, "commit": 0, "verify": 0, "draft": None, "post_eos": 4}
     answer = {"extracted": "7", "gold": "7", "correct": True, "failure": None, "text": "so 7", "ended": True}
     counts = {"tokens": 11, "canvas": 32, "nfe": 16, "token_forwards": 512, "revised_tokens": 0, "stopped": False}
     drafts = {"accepted_draft_tokens": None, "order_kendall_tau": 0.5, "order_tie_rate": 0.0}
@@ -51,6 +51,14 @@ def test_tokens_per_forward_is_a_ratio_of_sums_with_its_variants_beside_it() -> 
     assert summary["tokens_per_forward_allocated"] == 64 / 20
     assert summary["tokens_per_forward_low"] <= 43 / 20 <= summary["tokens_per_forward_high"]
     assert (summary["nfe_mean"], summary["nfe_post_eos_mean"], summary["token_forwards_mean"]) == (10, 4, 512)
+
+
+def test_other_projects_figures_stand_beside_ours_and_are_none_if_a_decoded_row_lacks_them() -> None:
+    told = {"nfe_as_dmax": 15, "tokens_as_dmax": 30, "nfe_as_d3llm": 20, "tokens_as_d3llm": None}
+    summary = summarise([row("0", **told), undecoded("1", "failed")], 2, Timing())
+    assert (summary["tokens_per_forward_as_dmax"], summary["tokens_per_forward_as_d3llm"]) == (2.0, None)
+    assert summary["tokens_per_forward"] == 11 / 16, "ours knows nothing of them"
+    assert summarise([row("0", **told), row("1")], 2, Timing())["tokens_per_forward_as_dmax"] is None
 
 
 def test_averages_are_weighted_by_samples() -> None:
@@ -107,12 +115,23 @@ def test_rates_are_shares_of_all_samples() -> None:
 
 
 def test_draft_figures_are_sums_over_drafting_samples() -> None:
-    drafts = {"nfe_verify": 4, "accepted_draft_tokens": 6, "proposed_draft_tokens": 12, "emitted_by_verify": 10}
-    summary = summarise(
-        [row("0", **drafts), row("1", **{**drafts, "nfe_verify": 1, "emitted_by_verify": 1})], 2, Timing()
-    )
-    assert (summary["accepted_draft_tokens_mean"], summary["acceptance_length"]) == (6, 11 / 5)
-    assert summary["draft_acceptance_rate"] == 0.5
+    counts = {"nfe_verify": 4, "nfe_draft": 4, "accepted_draft_tokens": 6, "proposed_draft_tokens": 12}
+    drafts = {**counts, "verified_tokens": 10, "accepted_by_position": [3, 2, 1]}
+    fewer = {"nfe_verify": 1, "nfe_draft": 1, "accepted_draft_tokens": 0, "proposed_draft_tokens": 4}
+    others = [row("1", **fewer, verified_tokens=1, accepted_by_position=[]), row("2")]  # the last had none verified
+    summary = summarise([row("0", **drafts), *others], 3, Timing())
+    assert (summary["accepted_draft_tokens_mean"], summary["acceptance_length"]) == (3, 11 / 5)
+    assert (summary["draft_acceptance_rate"], summary["nfe_draft_mean"]) == (6 / 16, 5 / 2)
+    assert summary["accepted_by_position"] == [3, 2, 1]
+    assert sum(summary["accepted_by_position"]) == summary["accepted_draft_tokens_mean"] * 2
+    deeper = row("1", **{**drafts, "accepted_by_position": [4, 1, 0, 1]})
+    assert summarise([row("0", **drafts), deeper], 2, Timing())["accepted_by_position"] == [7, 3, 1, 1]
+
+
+def test_without_drafts_there_are_no_figures_of_drafts() -> None:
+    summary = summarise([row("0"), row("1")], 2, Timing())
+    names = ("accepted_draft_tokens_mean", "acceptance_length", "draft_acceptance_rate", "accepted_by_position")
+    assert [summary[name] for name in (*names, "nfe_draft_mean")] == [None] * 5
 
 
 def test_speed_divides_this_process_tokens_by_this_process_seconds() -> None:

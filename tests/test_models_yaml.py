@@ -12,6 +12,7 @@ import torch
 import yaml
 
 from adapters.checkpoints.converted import converts
+from adapters.draft_config import draft_config, refuse_foreign_target
 from adapters.facts import inspect
 from adapters.families import family_of
 from adapters.memory import FORMULAS, GEMMA, sizes
@@ -24,7 +25,8 @@ FOLDER = conf_folder() / "model"
 TEXTS = {name: (FOLDER / f"{name}.yaml").read_text() for name in options("model")}
 OURS = ("tiny", "toy")  # trained here, or no model at all
 PUBLISHED = [name for name in TEXTS if not name.startswith(OURS)]
-CHILDREN = [name for name in PUBLISHED if "defaults" in yaml.safe_load(TEXTS[name])]
+PAIRS = [name for name in PUBLISHED if "draft" in yaml.safe_load(TEXTS[name])]  # a target and its drafter
+CHILDREN = [name for name in PUBLISHED if "defaults" in yaml.safe_load(TEXTS[name]) and name not in PAIRS]
 
 BILLIONS = {  # total and active for a token, as specifications, model names or the bases' cards have them
     **dict.fromkeys(("llada", "llada_base", "llada_1_5", "d2f_llada", "dparallel_llada", "tad_llada"), (8.02, 8.02)),
@@ -119,6 +121,15 @@ def test_a_model_that_shares_anothers_facts_does_not_inherit_its_place(name: str
     parent = model(own["defaults"][0])
     assert {"name", "hub", "revision"} <= set(own)
     assert own["hub"] != parent.hub and (own["revision"] is None or own["revision"] != parent.revision)
+
+
+@pytest.mark.parametrize("name", PAIRS)
+def test_a_recorded_drafter_belongs_to_its_target(name: str) -> None:
+    own, target = model(name), model(yaml.safe_load(TEXTS[name])["defaults"][0])
+    assert (own.hub, own.revision, own.published) == (target.hub, target.revision, target.published)
+    facts, drafter = inspect(own).facts, draft_config(own.draft_published)
+    refuse_foreign_target(drafter, native_config(family_of(own.published), own.published), facts.vocab_size)
+    assert facts.draft is not None and facts.draft.trained_block == drafter.block_size
 
 
 @pytest.mark.parametrize("name", [name for name in PUBLISHED if name.startswith("d2f")])

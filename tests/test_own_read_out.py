@@ -12,7 +12,10 @@ import torch
 
 from adapters.readouts import Memory, function
 from adapters.toy import TableAdapter
+from pipeline.compose import compose
 from pipeline.engine import Engine, Task
+from pipeline.job import prepare
+from pipeline.sources import code_hash
 from samplers import DecodeState, Decoding, Forward, ModelFacts, Sampler
 from tests.commands import Here
 from tests.conftest import ROOT
@@ -65,6 +68,67 @@ def test_a_wrong_name_is_refused_before_a_model_is_loaded(here: Here) -> None:
     file.write_text(file.read_text().replace("my_readouts.kl", "my_readouts.lk"))
     _, err = here("--config-dir", "my_conf", "sampler=settled", "model=tiny", "logger=none", code=2)
     assert err.startswith("error: read-out 'my_readouts.lk_to_previous' is no function") and err.count("\n") == 1
+
+
+# ---- a row's key -----------------------------------------------------------------------------------------------------
+
+
+def key_of(here: Here) -> str:
+    words = ("sampler=settled", "model=tiny", "dataset.limit=1", "logger=none")
+    return prepare(compose(words, str(here.folder / "my_conf"))).key(0)
+
+
+def test_a_row_made_by_another_read_out_has_another_key(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(here.folder))
+    file, before = here.folder / "my_readouts.py", key_of(here)
+    file.write_text("# eight are enough\n" + file.read_text())
+    assert key_of(here) == before  # a comment computes nothing
+    file.write_text(file.read_text().replace("law.topk(8)", "law.topk(9)"))
+    assert key_of(here) != before
+
+
+OWN_LOOP = """
+from samplers import Forward, Sampler
+from rules_of_mine import least
+import torch.nn
+
+class Loop(Sampler):
+    method_name = "loop"
+    attentions = frozenset({"full"})
+
+    def decode(self, state):
+        prediction = yield Forward(state.row, state.canvas, ask=frozenset({"heard.widest"}))
+"""
+PARTS = {
+    "loop_of_mine.py": OWN_LOOP,
+    "rules_of_mine.py": "least = 1\n",
+    "heard.py": "from kit.numbers import half\n\ndef widest(logits, hidden):\n    return half * logits\n",
+    "kit/__init__.py": "",
+    "kit/numbers.py": "from . import base\nhalf = base.ONE / 2\n",
+    "kit/base.py": "ONE = 1\n",
+    "apart.py": "unused = 1\n",
+}
+
+
+def test_all_that_a_users_sampler_uses_is_hashed_and_nothing_besides(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(tmp_path))
+    for name, text in PARTS.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
+    from loop_of_mine import Loop  # type: ignore[import-not-found]
+
+    before = code_hash(Loop)
+    for name, text in PARTS.items():
+        (tmp_path / name).write_text(text + "more = 2\n")
+        assert (code_hash(Loop) != before) is (name != "apart.py"), name
+        (tmp_path / name).write_text(text)
+    assert code_hash(Loop) == before
+    (tmp_path / "apart.py").write_text("unused = 2\n")
+    assert code_hash(Loop, {"apart.f"}) != before  # a name that is put together while it runs
+    sys.modules.pop("loop_of_mine")
+    sys.modules.pop("rules_of_mine")
 
 
 # ---- the rules -------------------------------------------------------------------------------------------------------

@@ -13,10 +13,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 from torch.utils.weak import WeakIdKeyDictionary
 
+from adapters.base import Request
 from adapters.readout import GREEDY_COPIES, SAMPLED_COPIES, ReadOut
 from adapters.transformer import TransformerAdapter
 from pipeline.engine import Engine, Task
 from samplers import ConfidenceSampler, Forward, Law, uniform
+from tests.forwards import ids, placed
 from tests.models import random_llama
 
 
@@ -186,6 +188,50 @@ def test_chunking_changes_nothing(law: Law) -> None:
     assert small == large
 
 
+def best(rows: torch.Tensor, count: int, mask_id: int | None = None, **more: Any) -> list[list[tuple[int, float]]]:
+    """The likeliest ids of each slot with their log-probabilities."""
+    counters = torch.arange(len(rows))
+    out = ReadOut(mask_id, rows.shape[1], 256, more.pop("confidence_dtype", "float32"))
+    forward = Forward(range(1), best=count, **more)
+    columns = out(rows.clone(), lambda hidden: hidden, forward, counters * 0, counters, counters)[3:]
+    count = len(columns) // 2
+    assert all(id_ == int(id_) for column in columns[:count] for id_ in column)
+    return [[(int(columns[k][n]), columns[count + k][n]) for k in range(count)] for n in range(len(rows))]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_the_likeliest_ids_come_in_order_and_equal_ones_by_id(dtype: torch.dtype) -> None:
+    """Values of few levels, so that many are equal, within those told and at the last of them."""
+    rows = (2 * random_rows(80, 300)).round().to(dtype)
+    for count in (1, 7, 64, 300, 1000):
+        for row, said in zip(rows.double(), best(rows, count)):
+            order = sorted(range(300), key=lambda id_: (-row[id_].item(), id_))[:count]
+            assert [id_ for id_, _ in said] == order
+            exact = row.log_softmax(-1)[order].tolist()
+            assert [value for _, value in said] == pytest.approx(exact, abs=1e-5)
+    assert [id_ for id_, _ in best(torch.zeros(1, 9, dtype=dtype), 4)[0]] == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("confidence_dtype", ["float32", "model"])
+def test_the_likeliest_ids_are_of_the_raw_law_without_banned_ids_and_the_mask(confidence_dtype: str) -> None:
+    rows = random_rows(50, 12).bfloat16()
+    plain = rows.double()
+    plain[:, [2, 5]] = -torch.inf
+    expected = plain.log_softmax(-1)  # the mask counts, as in the confidence
+    law = Law(0.7, top_k=2, banned=(2, 5), unsure=(7,), judged="filtered")
+    for row, said in zip(expected, best(rows, 12, 11, law=law, confidence_dtype=confidence_dtype)):
+        ids = [id_ for id_, value in said if value > -math.inf]
+        assert ids == [id_ for id_ in row.argsort(descending=True).tolist() if id_ not in (2, 5, 11)]
+        assert [value for _, value in said[:9]] == pytest.approx(row[ids].tolist(), abs=1e-5)
+    greedy = read(rows, Law(banned=(2, 5)), mask_id=11)[0]
+    assert greedy == [said[0][0] for said in best(rows, 1, 11, law=Law(banned=(2, 5)))]
+
+
+def test_the_likeliest_ids_of_no_numbers_are_told_without_a_crash() -> None:
+    rows = torch.tensor([[math.nan] * 5, [math.nan, 1.0, 2.0, 3.0, 4.0]])
+    assert [len(said) for said in best(rows, 3)] == [3, 3]
+
+
 class LogitsMemory(TorchDispatchMode):
     """Bytes of tensors whose last dimension is the vocabulary: the largest, and the most alive at once.
 
@@ -238,6 +284,29 @@ def test_logits_stay_within_their_budget(law: dict[str, Any], confidence_dtype: 
     assert [outcome.failure for outcome in outcomes] == [None, None] and sum(rows) == 2 * (32 + 16)
     assert max(rows) * 20_000 * 4 * copies <= 2**20
     assert 0 < memory.largest <= memory.peak <= 2**20
+
+
+SPECULATION: list[dict[str, Any]] = [
+    {"best": 64},
+    {"best": 64, "law": Law(0.7, top_k=50, top_p=0.9)},
+    {"judged_drafts": True, "proposed": range(11, 29)},
+    {"judged_drafts": True, "proposed": range(11, 29), "law": Law(0.7, top_k=50, top_p=0.9)},
+]
+
+
+@pytest.mark.parametrize("asked", SPECULATION, ids=str)
+def test_what_drafts_need_stays_within_the_budget_of_logits(asked: dict[str, Any]) -> None:
+    """The laws that drafts were drawn from, float32, lie outside of it: rows times slots of a draft."""
+    adapter = random_llama(causal=True, vocab_size=20_000)
+    adapter.read_out.bytes = 2**22
+    placed(adapter, ids(30, 1), ids(30, 2))
+    window, want = range(10, 29), range(11, 30)
+    law = asked.get("law", Law())
+    adapter.forward([Request(row, Forward(window, want, law=law, carry=True), [], []) for row in (0, 1)])
+    assert adapter.laws.table is not None and adapter.laws.table.shape == (2, 19, 20_000)
+    with watched_logits(adapter) as (memory, rows):
+        adapter.forward([Request(row, Forward(window, want, **asked), [], []) for row in (0, 1)])
+    assert max(rows) == 5 and 0 < memory.peak <= 2**22
 
 
 @pytest.mark.slow

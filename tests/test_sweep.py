@@ -94,14 +94,37 @@ def test_failing_jobs_neither_stop_nor_hide_the_others(here: Here) -> None:
     assert states(here, "s") == {"done": 2, "failed": 2}
     for run in here.sweep("s"):
         failed = run.status["state"] == "failed"
-        assert failed == ("boom" in run.status.get("traceback", ""))
+        assert failed == ("boom" in (run.status.get("error") or ""))
         assert stored(run_folders(run.path)[0]).exit_code == int(failed)
-        assert (run.path / "summary.json").exists() == (not failed)
-    told = re.findall(r"^failed: RuntimeError: boom \[.*sampler.greed=(\d).*\] → outputs/s/.*status.json$", out, re.M)
+        assert run.summary["failed_rate"] == int(failed)
+    told = re.findall(
+        r"^failed: none of 2 .*: Mine raised RuntimeError: boom .*\) \[.*sampler.greed=(\d).*\] → .*/status.json$",
+        out,
+        re.M,
+    )
     assert told == ["1", "4"]
-    assert len(points(here, "s")) == 2
+    assert [line["accuracy"] != "" for line in points(here, "s")].count(True) == 2
     out, _ = here("outputs/s", module="pipeline.status")
     assert out.count("RuntimeError: boom") == 2 and out.count(" done ") == 2
+
+
+def test_wrongly_typed_values_of_a_sweep_are_all_named_before_anything_runs(here: Here) -> None:
+    words = ("sampler.temperature=-1,nan,abc", "sampler.steps=8,many,1.5", "dataset.limit=1", "sweep=s")
+    _, err = here("-m", "model=toy", "logger=none", *words, code=2)
+    told = [("temperature=abc", "'abc' is not a number"), ("steps=many", "'many' is not a whole number")]
+    told.append(("steps=1.5", "'1.5' is not a whole number"))
+    assert err == f"error: {'; '.join(f'sampler.{which} does not fit: {why}' for which, why in told)}\n"
+    assert not (here.folder / "outputs").exists()
+    here("-m", "model=toy", "logger=none", "sampler.temperature=-1,nan,0", "dataset.limit=1", "sweep=s", code=1)
+    assert states(here, "s") == {"failed": 2, "done": 1}  # out of range is a job's own failure
+
+
+def test_the_closing_table_breaks_no_setting(here: Here) -> None:
+    swept = ("sampler.order=left_to_right,probability", "sampler.temperature=0.123456,0", "dataset.limit=1")
+    out, _ = here("-m", "model=toy", "logger=none", "sampler=confidence", *swept, "sweep=s")
+    table = out[out.rindex("4 jobs") :]
+    assert table.count("order=left_to_right") == 2 and table.count("temperature=0.123456") == 2
+    assert "done" in table and "nfe" in table
 
 
 def test_a_job_whose_sampler_cannot_decode_the_model_is_refused_and_the_rest_runs(here: Here) -> None:

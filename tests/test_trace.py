@@ -12,7 +12,7 @@ import pytest
 
 from pipeline.trace import Player, main
 from pipeline.trace_page import page
-from pipeline.traces import END, HOW, Trace, find_trace, find_traces, read_trace
+from pipeline.traces import END, HOW, Trace, find_trace, find_traces, kind_of, read_trace
 from tests.commands import Here
 
 RUNS = {
@@ -22,14 +22,17 @@ RUNS = {
     "toy": ("model=toy", "sampler=threshold", "dataset.gen_length=16"),
 }
 
+DRAFTED = ("model=tiny_ar_dflash", "sampler=dflash")
+
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """Folders of small traced runs."""
     here = Here(tmp_path_factory.mktemp("runs"))
-    for name, options in RUNS.items():
+    every = {**RUNS, "drafted": DRAFTED}
+    for name, options in every.items():
         here(*options, "logger=none", "dataset.limit=2", "engine.trace=true", f"run={name}")
-    return {name: here.run(name).path for name in RUNS}
+    return {name: here.run(name).path for name in every}
 
 
 class Page(HTMLParser):
@@ -82,7 +85,7 @@ def test_each_slot_is_committed_once_more_than_it_is_remasked(runs: dict[str, Pa
 
 
 def test_revisions_and_remasks_are_told_apart(runs: dict[str, Path]) -> None:
-    counts = {name: Counter[str]() for name in RUNS}
+    counts = {name: Counter[str]() for name in runs}
     for name, folder in runs.items():
         for path in find_traces(folder):
             counts[name] += read_trace(path).counts()
@@ -142,6 +145,25 @@ def test_the_player_shows_a_step_when_there_is_no_terminal(
     assert main([str(folder), "--sample", row["id"], "--step", "0"]) == 0
     out = capsys.readouterr().out
     assert "forward 0/" in out and out.count("·") >= 32
+
+
+def test_a_verifying_forward_tells_of_its_drafts_and_a_drafters_forward_is_marked(
+    runs: dict[str, Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = runs["drafted"]
+    row, trace = rows_of(folder)[0], find_trace(folder, "0")
+    kinds = Counter(map(kind_of, trace.forwards))
+    assert kinds == {"prefill": 1, "draft": row["nfe_draft"], "verify": row["nfe_verify"]} and row["nfe_draft"] > 1
+    verifies = [record for record in trace.forwards if record["kind"] == "verify"]
+    sums = [sum(record[name] for record in verifies) for name in ("proposed", "accepted", "emitted")]
+    assert sums == [row[f"{name}_tokens"] for name in ("proposed_draft", "accepted_draft", "verified")]
+    assert all(record["emitted"] == len(record["committed"]) for record in verifies)
+    assert all("proposed" not in record for record in trace.forwards if record["kind"] != "verify")
+    for step, said in ((2, "  draft  "), (3, f"  accepted {verifies[0]['accepted']} of {verifies[0]['proposed']} drafts, ")):
+        assert main([str(folder), "--sample", "0", "--step", str(step)]) == 0
+        assert said in capsys.readouterr().out
+    other = dict(trace.forwards[1], kind="denoise")  # a diffusion model may draft in several steps
+    assert kind_of(other) == "draft" and kind_of(dict(other, role="target")) == "denoise"
 
 
 def test_a_slot_keeps_its_place_from_step_to_step_and_the_window_is_underlined(runs: dict[str, Path]) -> None:

@@ -18,6 +18,7 @@ import pytest
 from pipeline import tracking
 from pipeline.errors import UserError
 from pipeline.tracking import check_options, choose_mode, public, track
+from tests.commands import Here
 
 pytest.importorskip("wandb")
 LOGGER = {"kind": "wandb", "project": "blockdiff", "entity": None, "group": None, "mode": None, "table_rows": 2}
@@ -134,6 +135,34 @@ def test_the_summary_leaves_out_what_does_not_exist(tmp_path: Path) -> None:
     assert (summary["accuracy"], summary["samples"]) == (0.5, 3)
 
 
+DRAFT_FIGURES = {"accepted_draft_tokens_mean", "acceptance_length", "draft_acceptance_rate", "nfe_draft_mean"}
+
+
+@pytest.mark.parametrize(
+    ("options", "figures"),
+    [
+        (("model=tiny_ar_dflash", "sampler=dflash"), DRAFT_FIGURES),
+        (("model=tiny", "sampler=speculative"), DRAFT_FIGURES),
+        (("model=tiny_ar", "sampler=autoregressive"), set()),
+    ],
+)
+def test_only_the_run_of_a_job_that_drafts_holds_figures_of_drafts(
+    tmp_path: Path, options: tuple[str, ...], figures: set[str]
+) -> None:
+    here = Here(tmp_path)
+    here(*options, "logger.mode=offline", "dataset.limit=2", "run=a")
+    (folder,) = run_folders(tmp_path)
+    summary, files = stored(folder).summary, here.run("a").summary
+    told = {name for name in summary if "draft" in name or "accept" in name}
+    assert {name for name in told if not name.startswith("accepted_by_position")} == figures
+    assert ("accepted_by_position.nrows" in told) == bool(figures), "a table"
+    assert summary["samples"] == 2 and all(summary[name] == pytest.approx(files[name]) for name in figures)
+    assert figures or all(files[name] is None for name in (*DRAFT_FIGURES, "accepted_by_position"))
+    tables = [json.loads(path.read_text()) for path in folder.rglob("accepted_by_position*.table.json")]
+    histogram = [list(pair) for pair in enumerate(files["accepted_by_position"] or [], start=1)]
+    assert [table["data"] for table in tables] == ([histogram] if figures else [])
+
+
 def test_the_table_is_capped_in_dataset_order_with_long_texts_clipped(tmp_path: Path) -> None:
     rows = [{"id": f"q{i}", "index": i, "text": "x" * 900, "output_ids": [1], "correct": None} for i in (2, 1, 0)]
     with track(LOGGER, name="r", config={}, folder=tmp_path) as tracker:
@@ -238,6 +267,24 @@ def test_options_that_would_be_refused_are_refused_early_whatever_the_kind(kind:
 def test_names_that_are_fine_pass() -> None:
     assert check_options({**LOGGER, "project": "My project-1.0", "entity": "a_team-2", "mode": "offline"}) == "offline"
     assert check_options({**LOGGER, "kind": "none", "mode": "online"}) == "disabled"
+
+
+def test_jobs_of_a_sweep_never_share_a_run_by_the_environment(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from pipeline.compose import compose
+    from pipeline.job import prepare
+
+    monkeypatch.setenv("WANDB_RUN_ID", "by-hand")
+    words = ["model=toy", "dataset.limit=1"]
+    prepare(compose([*words, "logger=none"]), (), in_sweep=True)
+    prepare(compose(words))
+    assert os.environ["WANDB_RUN_ID"] == "by-hand" and capsys.readouterr().err == ""  # one run takes the name
+    for seed in (0, 1):
+        prepare(compose([*words, f"seed={seed}"]), ("seed",), in_sweep=True)
+    assert "WANDB_RUN_ID" not in os.environ
+    told = "warning: WANDB_RUN_ID=by-hand names one W&B run and is not used in a sweep, whose jobs have a run each\n"
+    assert capsys.readouterr().err == told
 
 
 @pytest.mark.parametrize("changes", [{"kind": "none"}, {"mode": "disabled"}])

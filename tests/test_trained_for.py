@@ -46,6 +46,55 @@ def test_attention_and_family_tell_of_a_training_too(words: str, noted: bool, tm
     assert (job(*written, f"sampler.trained_for='{words}'").training_note is not None) is noted
 
 
+@pytest.mark.parametrize(("sampler", "training"), [("multibd", "MBD"), ("fast_dllm_v2", "Fast-dLLM v2")])
+def test_a_block_causal_model_is_not_known_to_have_a_methods_own_training(sampler: str, training: str) -> None:
+    plainly = ("model=tiny_sdar", f"sampler={sampler}")
+    assert "model=tiny_sdar is not known to have had" in str(job(*plainly).training_note)
+    assert job(*plainly, f"model.training={training}").training_note is None
+
+
+def test_fast_dllm_v2s_family_is_trained_for_its_sampler(tmp_path: Path) -> None:
+    written = write_as("fast_dllm_v2_7b", tmp_path / "tiny-v2")[:2]
+    assert job(*written, "sampler=fast_dllm_v2").training_note is None
+    assert job(*written, "sampler=multibd").training_note is not None
+
+
+@pytest.mark.parametrize(
+    ("model", "folder", "training"),
+    [
+        ("dmax_math", "run-7", None),
+        ("dmax_math", "dmaxed", None),
+        ("dmax_math", "DMax-Math-16B", "DMax"),
+        ("d3llm_llada", "d3LLM_LLaDA", "d3LLM"),
+        ("tad_dream", "TAD-Dream", "TAD"),
+        ("dmax_math", "models--Zigeng--DMax-Math-16B/snapshots/0123abcd", "DMax"),
+        ("dmax_math", "DMax/others/run-7", None),
+    ],
+)
+def test_another_checkpoint_has_the_yamls_training_only_if_its_name_says_so(
+    model: str, folder: str, training: str | None, tmp_path: Path
+) -> None:
+    place = tmp_path / folder
+    write_as(model.partition("_")[2] if "_dream" in model else "llada", place)
+    moved = (f"model={model}", f"model.path={place}", "model.revision=null", "sampler=threshold")
+    assert job(*moved).config["model"]["training"] == training
+    assert job(*moved, "model.training=night school").config["model"]["training"] == "night school"
+
+
+def test_a_foreign_folder_under_a_trained_models_yaml_gets_the_note(tmp_path: Path) -> None:
+    write_as("llada", tmp_path / "run-7")
+    foreign = job("sampler=dmax", "model=dmax_math", f"model.path={tmp_path / 'run-7'}")
+    assert foreign.training_note == NOTE.format("run-7")
+
+
+def test_a_yaml_of_ones_own_may_say_the_training_of_its_path(tmp_path: Path) -> None:
+    write_as("llada", tmp_path / "run-7")
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "mine.yaml").write_text(f"name: mine\npath: {tmp_path / 'run-7'}\ntraining: DMax\n")
+    words = ["model=mine", "sampler=dmax", "dataset.limit=2", "logger=none"]
+    assert prepare(compose(words, str(tmp_path)), ["model", "sampler"]).training_note is None
+
+
 def test_a_preset_may_presume_more_than_its_sampler() -> None:
     made = job("sampler=dmax", "sampler.trained_for=lessons at night")
     assert made.trained_for == "lessons at night" and "lessons at night" in str(made.training_note)

@@ -7,7 +7,16 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from adapters.checkpoints.files import LORA_CONFIG, read_json
-from adapters.places import ModelOptions, is_id, locate, lora_base, refuse_bad_id, refuse_unreadable
+from adapters.places import (
+    ModelOptions,
+    is_id,
+    is_local,
+    locate,
+    locate_drafter,
+    lora_base,
+    refuse_bad_id,
+    refuse_unreadable,
+)
 from adapters.tensors import Json
 
 RECORDED = "the facts recorded in its YAML"
@@ -64,6 +73,23 @@ def find(options: ModelOptions) -> Source:
     if place.gguf:
         raise ValueError(f"model.path={options.path}: a .gguf file has no config.json to inspect, run it instead")
     return replace(_in_folder(place.folder), file=place.file)
+
+
+def find_drafter(options: ModelOptions) -> Source:
+    """The configuration of the drafter that comes with a model, as `find` does.
+
+    Raises:
+        ValueError: one sentence, if there is none.
+    """
+    draft = options.draft or ""
+    if is_local(draft):
+        return _in_folder(locate_drafter(options).folder)
+    folder = _cached(draft, options.draft_revision) if is_id(draft) else None
+    if folder is not None:
+        return _in_folder(folder)
+    if options.draft_published:
+        return Source(options.draft_published, RECORDED)
+    raise ValueError("it is neither a folder nor in the hub's cache, and nothing is recorded of it")
 
 
 def _in_folder(folder: Path) -> Source:
