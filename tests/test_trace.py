@@ -159,7 +159,8 @@ def test_a_verifying_forward_tells_of_its_drafts_and_a_drafters_forward_is_marke
     assert sums == [row[f"{name}_tokens"] for name in ("proposed_draft", "accepted_draft", "verified")]
     assert all(record["emitted"] == len(record["committed"]) for record in verifies)
     assert all("proposed" not in record for record in trace.forwards if record["kind"] != "verify")
-    for step, said in ((2, "  draft  "), (3, f"  accepted {verifies[0]['accepted']} of {verifies[0]['proposed']} drafts, ")):
+    told = f"  accepted {verifies[0]['accepted']} of {verifies[0]['proposed']} drafts, "
+    for step, said in ((2, "  draft  "), (3, told)):
         assert main([str(folder), "--sample", "0", "--step", str(step)]) == 0
         assert said in capsys.readouterr().out
     other = dict(trace.forwards[1], kind="denoise")  # a diffusion model may draft in several steps
