@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -41,7 +42,7 @@ def own_first(config_dir: str | None, told: bool = False) -> Iterator[None]:
     """Whatever is composed inside takes the options of ``config_dir`` first, and with ``told`` says which it replaces.
 
     Raises:
-        UserError: for a folder with a file in the place of all options.
+        UserError: for a folder with a file in the place of all options, or one that takes over itself.
     """
     before = OwnOptions.folder, OwnOptions.untold
     OwnOptions.folder = Path(config_dir).resolve() if config_dir else None
@@ -49,9 +50,28 @@ def own_first(config_dir: str | None, told: bool = False) -> Iterator[None]:
     Plugins.instance().register(OwnOptions)
     try:
         _refuse_whole(OwnOptions.folder)
+        if OwnOptions.folder:
+            _refuse_endless(OwnOptions.folder)
         yield
     finally:
         OwnOptions.folder, OwnOptions.untold = before[0], before[1] and OwnOptions.untold
+
+
+def replaced(folder: Path) -> list[Path]:
+    """Files of a user's folder, relative to it, that take the place of one that ships."""
+    files = [file.relative_to(folder) for file in sorted(folder.glob("*/**/*.yaml"))]
+    return [file for file in files if (conf_folder() / file).is_file()] if folder != conf_folder() else []
+
+
+def _refuse_endless(folder: Path) -> None:
+    """Refuse a YAML whose defaults name itself, meaning the one it takes the place of: Hydra would read on and on."""
+    for file in replaced(folder):
+        text = (folder / file).read_text(errors="replace")
+        if re.search(rf"^\s*-\s*['\"]?{re.escape(file.stem)}['\"]?\s*(#.*)?$", text, re.MULTILINE):
+            raise UserError(
+                f"{folder / file} takes over {file.stem}, which is now itself: give the file another name, such as "
+                f"my_{file.name}"
+            )
 
 
 def _refuse_whole(folder: Path | None) -> None:
@@ -66,9 +86,7 @@ def _refuse_whole(folder: Path | None) -> None:
 def _tell(folder: Path) -> None:
     from pipeline.overrides import short
 
-    names = [str(file.relative_to(folder)) for file in sorted(folder.glob("*/**/*.yaml"))]
-    taken = [name for name in names if (conf_folder() / name).is_file()]
-    if taken and folder != conf_folder():
+    if taken := replaced(folder):
         which = ", ".join(short(str(folder / name)) for name in taken)
         one = len(taken) == 1
         print(f"note: {which} {'is' if one else 'are'} used, not what ships by that name", file=sys.stderr)

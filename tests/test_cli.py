@@ -217,6 +217,10 @@ def test_an_option_of_ones_own_takes_the_place_of_one_that_ships_and_says_so(her
         " 2 forwards"
         in here("model=toy", "dataset.gen_length=8", *own_folder, "prompt=hi", module="pipeline.decode")[1]
     )
+    own.write_text("defaults:\n  - threshold\n\nthreshold: 0.5\n")
+    _, err = here("model=toy", *own_folder, code=2)
+    assert "threshold.yaml takes over threshold, which is now itself: give the file another name" in err
+    own.unlink()
     (here.folder / "my" / "config.yaml").write_text("seed: 1\n")
     assert "my/config.yaml would take the place of all options" in here("--config-dir", "my", code=2)[1]
 
