@@ -16,6 +16,7 @@ from pipeline.overrides import short
 
 Summary = dict[str, Any]
 WORD = 40  # longest name or setting that a sweep's table does not break
+LOG = 200  # widest table that a log gets
 
 # (label, figure, its interval's stem or None, digits); a figure that is null is left out
 FIGURES = (
@@ -148,7 +149,7 @@ def print_sweep(entries: Sequence[dict[str, Any]], notes: Sequence[str]) -> None
             entry["state"],
         )
     if not out.is_terminal:
-        out.width = max(out.width, Measurement.get(out, out.options.update(max_width=1000), table).minimum)
+        out.width = max(out.width, min(Measurement.get(out, out.options.update(max_width=1000), table).maximum, LOG))
     out.print(table)
     for note in notes:
         out.print(note, soft_wrap=True)
