@@ -65,10 +65,11 @@ class Description:
 
     @property
     def weight_bytes(self) -> int | None:
-        """Memory of the weights on the device; None where it is not known."""
-        if self.parameters is None or self.options.quantization:
+        """Memory of the weights on the device, the drafter's included; None where it is not known."""
+        drafted = self.drafter.parameters if self.drafter else 0
+        if self.parameters is None or drafted is None or self.options.quantization:
             return None
-        return self.parameters * getattr(torch, self.dtype).itemsize
+        return (self.parameters + drafted) * getattr(torch, self.dtype).itemsize
 
     def skeleton(self) -> PreTrainedModel:
         """The network on the meta device, in the weights' dtype."""

@@ -50,7 +50,7 @@ def read_draft_config(folder: Path) -> DraftConfig:
     """
     try:
         return draft_config(json.loads((folder / "config.json").read_text()))
-    except (OSError, ValueError, KeyError) as error:
+    except (OSError, TypeError, ValueError, KeyError) as error:
         reason = f"it lacks {error}" if isinstance(error, KeyError) else error
         raise ValueError(f"the drafter's {folder / 'config.json'} cannot be used: {reason}") from error
 
@@ -118,7 +118,7 @@ def facts_of_drafter(config: Json, target: ModelFacts) -> ModelFacts:
 
 
 def refuse_foreign_target(config: DraftConfig, target: Any, vocab_size: int) -> None:
-    """Refuse a target whose layers this drafter was not trained on.
+    """Refuse a target whose layers this drafter was not trained on, or whose ids it does not speak.
 
     Args:
         target: its native configuration.
@@ -126,14 +126,33 @@ def refuse_foreign_target(config: DraftConfig, target: Any, vocab_size: int) -> 
     Raises:
         ValueError: one sentence.
     """
+    stated = {**config.stated, "hidden_size": config.native.hidden_size}
+    refuse_foreign_sizes(stated, target.num_hidden_layers, target.hidden_size, vocab_size)
+
+
+def refuse_foreign_sizes(config: Json, depth: int, hidden: int, vocab_size: int) -> None:
+    """As `refuse_foreign_target`, by a target's layers, width and ids.
+
+    Raises:
+        ValueError: one sentence.
+        KeyError: if a key is absent.
+    """
+    own = _own(config)
     for name, got, wanted in (
-        ("num_hidden_layers", target.num_hidden_layers, config.target_depth),
-        ("hidden_size", target.hidden_size, config.native.hidden_size),
+        ("num_hidden_layers", depth, int(own["num_target_layers"])),
+        ("hidden_size", hidden, own["hidden_size"]),
+        ("vocab_size", vocab_size, own.get("vocab_size") or vocab_size),  # its ids are the target's, stated or not
     ):
         if got != wanted:
             raise ValueError(f"this drafter belongs to a target of {name}={wanted}, but the target given has {got}")
-    if config.mask_id >= vocab_size:
-        raise ValueError(f"the drafter's mask_token_id={config.mask_id} is no id of its target")
+    taps = tapped_layers(config)
+    if strange := [layer for layer in taps if not (isinstance(layer, int) and 0 <= layer < depth)]:
+        raise ValueError(
+            f"the drafter's target_layer_ids={list(taps)} name {strange[0]}, which is no layer of its target: "
+            f"they go from 0 to {depth - 1}"
+        )
+    if not 0 <= int(own["mask_token_id"]) < vocab_size:
+        raise ValueError(f"the drafter's mask_token_id={own['mask_token_id']} is no id of its target")
 
 
 def _window(config: Json) -> int:

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 
 from adapters.checkpoints.files import content_hash, read_json
 from adapters.draft_config import DraftConfig, facts_of_drafter, is_dflash, read_draft_config, refuse_foreign_target
+from adapters.memory import draft_sizes
 from adapters.native import native_config
-from adapters.places import ModelOptions, Place, locate_drafter
+from adapters.places import ModelOptions, Place, locate_drafter, refuse_unreadable
 from adapters.text import TokenizerCodec
 from samplers import ModelFacts
 
@@ -32,6 +33,16 @@ class Drafter:
     def folder(self) -> Path:
         return self.place.folder
 
+    @property
+    def parameters(self) -> int | None:
+        """Of its network, without what its target lends; None for quantised files."""
+        return draft_sizes(self.config.native.to_dict()).parameters if self.config else self._model.parameters
+
+    @property
+    def _model(self) -> Description:
+        assert self.model is not None
+        return self.model
+
     def identity(self) -> str:
         """A hash of the files' contents."""
         return content_hash(self.place.files())
@@ -48,6 +59,8 @@ def describe_drafter(options: ModelOptions, target: Description, device: str) ->
         raise ValueError(f"{given} drafts for a causal model, model={options.name} is none: leave it out")
     place = locate_drafter(options)
     try:
+        for part in place.files():  # without weights, refused now rather than at loading
+            refuse_unreadable(part)
         if is_dflash(read_json(place.folder / "config.json")):
             return _dflash(place, target)
         return _diffusion_model(options, place, target, device)

@@ -11,10 +11,10 @@ from adapters.checkpoints.files import weight_files
 from adapters.checkpoints.fit import Fit, Plan, Targets, fit
 from adapters.checkpoints.headers import integers, stored, whole_numbers
 from adapters.checkpoints.sources import Source, Tokens, find, find_drafter, tokens_of
-from adapters.draft_config import facts_of_drafter, is_dflash
+from adapters.draft_config import facts_of_drafter, is_dflash, refuse_foreign_sizes
 from adapters.families import SERVED, Family, family_of, language_part
 from adapters.ids import end_ids_of, refuse_ids
-from adapters.memory import Sizes, sizes
+from adapters.memory import Sizes, draft_sizes, sizes
 from adapters.options import refuse_unknown
 from adapters.places import ModelOptions
 from adapters.reading_config import native_arguments, read_generation
@@ -49,6 +49,7 @@ class Inspection:
     family: Family
     facts: ModelFacts
     sizes: Sizes
+    drafter: Inspection | None = None
 
     @property
     def published_dtype(self) -> str:
@@ -111,28 +112,37 @@ def inspect(options: ModelOptions) -> Inspection:
     facts = model_facts(
         options, family, read_stated(options, source.config, source.folder, source.told), _tokens(source)
     )
-    return Inspection(options, source, family, with_drafter(options, facts), network)
+    found = Inspection(options, source, family, facts, network)
+    if options.draft is None:
+        return found
+    drafter = _drafter(found)
+    return replace(found, facts=replace(facts, draft=drafter.facts), drafter=drafter)
 
 
-def with_drafter(options: ModelOptions, facts: ModelFacts) -> ModelFacts:
-    """The facts of a model with those of its drafter, as far as its configuration is here or was recorded.
+def _drafter(target: Inspection) -> Inspection:
+    """The drafter of a model, as far as its configuration is here or was recorded.
 
     Raises:
         ValueError: one sentence, if there is none, or it cannot be used.
     """
-    if options.draft is None:
-        return facts
+    options = target.options
     try:
         source = find_drafter(options)
         if is_dflash(source.config):
-            return replace(facts, draft=facts_of_drafter(source.config, facts))
+            return _dflash(target, source)
     except KeyError as error:
         raise ValueError(f"model.draft={options.draft}: its configuration lacks {error}") from error
-    except ValueError as error:
+    except (TypeError, ZeroDivisionError, ValueError) as error:  # of a value that is none
         raise ValueError(f"model.draft={options.draft}: {error}") from error
     folder = str(source.folder) if source.folder else None
-    own = ModelOptions(options.name, path=folder, published=dict(source.config))
-    return replace(facts, draft=inspect(own).facts)
+    return inspect(ModelOptions(options.name, path=folder, published=dict(source.config)))
+
+
+def _dflash(target: Inspection, source: Source) -> Inspection:
+    network, facts = target.sizes, facts_of_drafter(source.config, target.facts)
+    refuse_foreign_sizes(source.config, network.layers, network.hidden, facts.vocab_size)
+    family = Family("DFlash", is_dflash, facts.attention, facts.shift)
+    return Inspection(ModelOptions(target.options.draft), source, family, facts, draft_sizes(source.config))
 
 
 def read_stated(options: ModelOptions, config: Json, folder: Path | None, told: str) -> Stated:

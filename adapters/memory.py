@@ -5,12 +5,13 @@ Nothing is built and neither torch nor transformers is imported, unless the arch
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from math import prod
 
 from adapters import decoder_sizes, gemma_sizes
 from adapters.decoder_sizes import FORMULAS
+from adapters.draft_config import tapped_layers
 from adapters.gemma_sizes import Shapes
 from adapters.tensors import Json
 
@@ -84,6 +85,22 @@ def sizes(native: Json) -> Sizes:
     """
     kinds = {**dict.fromkeys(FORMULAS, _by_formula), GEMMA: _of_gemma}
     return kinds.get(native["model_type"], _by_building)(native)
+
+
+def draft_sizes(config: Json) -> Sizes:
+    """Sizes of a DFlash drafter, whose layers are Qwen3's; embedding and head are its target's and not counted.
+
+    Raises:
+        KeyError: if a key is absent.
+        ValueError: if a size is none, or it is no DFlash drafter that is served.
+    """
+    native = {**config, "model_type": "qwen3", "vocab_size": 1, "tie_word_embeddings": False}
+    layers = _by_formula(native)
+    lent = ("model.embed_tokens.weight", "lm_head.weight")
+    own = {name.removeprefix("model."): shape for name, shape in layers.shapes.items() if name not in lent}
+    hidden, taps = layers.hidden, len(tapped_layers(config))
+    fusion = {"fc.weight": (hidden, taps * hidden), "hidden_norm.weight": (hidden,)}
+    return replace(layers, architecture="DFlashDraftModel", shapes={**own, **fusion})
 
 
 def _by_formula(native: Json) -> Sizes:

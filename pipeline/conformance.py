@@ -7,7 +7,7 @@ networks compute in whole numbers (`adapters.mixing`), so "the same" means the s
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -39,6 +39,7 @@ MODELS = {
     "causal, with a block diffusion model as drafter": replace(_CAUSAL, draft=replace(_BLOCKS, trained_block=4)),
     "canvases of noise": replace(_FULL, mask_id=None, attention="canvas", attentions=frozenset({"canvas"})),
 }
+_PLAIN = {"_target_": "samplers.AutoregressiveSampler", "name": "autoregressive"}
 # the careful and the bold end of the rules that have one
 LIMITS = (
     ({"threshold": 1.0, "low_threshold": 1.0}, {"threshold": 0.0, "low_threshold": 0.0}),
@@ -360,6 +361,40 @@ def cache_changes_nothing(trial: Trial) -> str | None:
     return None
 
 
+def decodes_as_without_drafts(trial: Trial) -> str | None:
+    """Of a sampler that calls itself lossless, at temperature 0, and up to the end token."""
+    values = trial.settings().values
+    cold: dict[str, Any] = {"temperature": 0.0} if values.get("temperature") else {}
+    if "sampled_drafts" in values:
+        cold["sampled_drafts"] = False
+    drafted = trial.decode(**cold) if cold else trial.plain
+    for prompt, answer, wanted in zip(
+        trial.at.prompts, drafted.answers(), _without_drafts(trial, cold).answers(), strict=True
+    ):
+        if (ours := _ended(answer, trial.at.facts)) != (plain := _ended(wanted, trial.at.facts)):
+            return f"prompt {list(prompt)}: with drafts {ours}, without them {plain}"
+    return None
+
+
+def _without_drafts(trial: Trial, cold: dict[str, Any]) -> Decoded:
+    """What the sampler's drafts are to leave as it is."""
+    values = trial.settings().values
+    if trial.at.facts.attention == "causal":
+        return Trial({**_PLAIN, "eos": values["eos"]}, trial.at).decode()
+    return trial.decode(**cold, **_alone(values))
+
+
+def _alone(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Changes with which one forward is one step."""
+    without = {"draft_width": 1, "adaptive": False}
+    return {name: value for name, value in without.items() if name in values}
+
+
+def _ended(answer: list[int], facts: ModelFacts) -> list[int]:
+    """Up to the first end token, and that too."""
+    return answer[: next((i + 1 for i, token in enumerate(answer) if token in facts.end_ids), len(answer))]
+
+
 def _said(changes: dict[str, Any]) -> str:
     return "".join(f", {name}={value}" for name, value in changes.items())
 
@@ -386,8 +421,7 @@ def _limits(trial: Trial) -> tuple[dict[str, Any], dict[str, Any]]:
     for careful, bold in LIMITS:
         if values.get(next(iter(careful))) is not None:
             used = [name for name in careful if values.get(name) is not None]
-            alone = {"draft_width": 1} if "draft_width" in values else {}  # one forward, one step
-            return {name: careful[name] for name in used} | alone, {name: bold[name] for name in used}
+            return {name: careful[name] for name in used} | _alone(values), {name: bold[name] for name in used}
     return {}, {}
 
 
@@ -404,6 +438,11 @@ def _in_blocks(trial: Trial) -> bool:
 
 def _cached(trial: Trial) -> bool:
     return trial.has(cache="block") and trial.has(cache="none")
+
+
+def _lossless(trial: Trial) -> bool:
+    settings = trial.settings()
+    return settings.sampler.lossless and (trial.at.facts.attention == "causal" or "draft_width" in settings.values)
 
 
 class Property(NamedTuple):
@@ -424,6 +463,7 @@ PROPERTIES = (
     Property("reads no key that was not stored", reads_stored_keys),
     Property("cache=block changes no token and no order", cache_changes_nothing, _cached),
     Property("a threshold's two limits", limits_of_threshold, _limited),
+    Property("what is decoded is what plain decoding gives", decodes_as_without_drafts, _lossless),
 )
 
 

@@ -60,7 +60,8 @@ def _refuse_what_a_run_would(found: Inspection) -> None:
         from adapters.checkpoints import spread
 
         spread.check(options.device_map)
-    shards = source.folder.glob("*.safetensors") if source.folder else []
+    folders = [part.source.folder for part in (found, found.drafter) if part and part.source.folder]
+    shards = [shard for folder in folders for shard in folder.glob("*.safetensors")]
     for part in (*shards, *(lora_files(source.adapter) if source.adapter else [])):
         refuse_unreadable(part)
     if source.adapter:
@@ -68,6 +69,11 @@ def _refuse_what_a_run_would(found: Inspection) -> None:
 
         lora.check(source.adapter)
     _ = found.fit  # a file that is not whole is told before all the rest
+    if found.drafter:
+        try:
+            _ = found.drafter.fit
+        except ValueError as error:
+            raise ValueError(f"model.draft={options.draft}: {error}") from error
 
 
 def print_model(cfg: DictConfig, choice: str, overridden: Sequence[str] = (), config_dir: str | None = None) -> None:
@@ -89,13 +95,14 @@ def print_model(cfg: DictConfig, choice: str, overridden: Sequence[str] = (), co
     )
     table.add_column(no_wrap=True)
     table.add_column(overflow="fold")
-    for label, text in describe(found, cfg):
+    for label, text in describe(found, cfg, config_dir):
         table.add_row(label, text)
     if notes or elsewhere:
         table.add_row(f"of {choice}" if elsewhere else "notes", " ".join([*([about] if elsewhere else []), *notes]))
     _console().print(table)
-    if found.fit and not found.fit.faultless:
-        raise UserError(f"{found.source.folder} does not fit {found.sizes.architecture}: {found.fit.sentence()}")
+    for part in (found, found.drafter):
+        if part and part.fit and not part.fit.faultless:
+            raise UserError(f"{part.source.folder} does not fit {part.sizes.architecture}: {part.fit.sentence()}")
 
 
 def print_models(overrides: Sequence[str] = (), config_dir: str | None = None) -> None:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from adapters.checkpoints.sources import find_drafter
 from adapters.draft_config import is_dflash, tapped_layers
 from adapters.families import language_part
 from pipeline.devices import in_words
+from pipeline.list import fitting
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -21,8 +21,8 @@ READ = ("row i", "row i - 1")
 OVERVIEW = ("model", "family", "parameters", "active", "attention", "block", "token i at", "weights", "cache a row")
 
 
-def describe(found: Inspection, cfg: DictConfig) -> Iterator[tuple[str, str]]:
-    """What is told of one model, in order: label and text."""
+def describe(found: Inspection, cfg: DictConfig, config_dir: str | None = None) -> Iterator[tuple[str, str]]:
+    """What is told of one model, in order: label and text; ``config_dir`` holds samplers of the user's own."""
     sizes, facts, source = found.sizes, found.facts, found.source
     yield "family", f"{found.family.name}, model_type {source.config.get('model_type')}"
     yield "architecture", f"{sizes.architecture}, native in transformers"
@@ -43,26 +43,12 @@ def describe(found: Inspection, cfg: DictConfig) -> Iterator[tuple[str, str]]:
     yield "longest row", "not stated" if facts.max_positions is None else f"{facts.max_positions} slots"
     yield "dtype", _dtype(found)
     yield from _memory(found, cfg)
-    if found.options.draft:
-        yield "drafter", _drafter(found)
+    if found.drafter:
+        yield "drafter", _drafter(found, found.drafter)
     if found.overrides:
         yield "overrides", ", ".join(f"model.{name}={value}" for name, value in found.overrides.items())
-    yield "samplers", ", ".join(fitting(found)) or "none"
+    yield "samplers", ", ".join(fitting(found.facts, config_dir)) or "none"
     yield from _whereabouts(found)
-
-
-def fitting(found: Inspection) -> list[str]:
-    """Samplers that can decode the model."""
-    from samplers import SAMPLERS
-
-    names = []
-    for name, sampler in SAMPLERS.items():
-        try:
-            sampler.check(found.facts)
-        except ValueError:
-            continue
-        names.append(name)
-    return names
 
 
 def overview(found: Inspection) -> tuple[str, ...]:
@@ -113,15 +99,19 @@ def _ids(found: Inspection) -> str:
     return f"{mask}; ends {ends}{pad}; vocabulary {facts.vocab_size}"
 
 
-def _drafter(found: Inspection) -> str:
-    draft, config = found.facts.draft, find_drafter(found.options).config
-    assert draft is not None
-    if not is_dflash(config):
-        return f"{found.options.draft}, a diffusion model of its own: {draft.attention} attention, mask {draft.mask_id}"
-    taps = ", ".join(map(str, tapped_layers(config)))
+def _drafter(found: Inspection, drafter: Inspection) -> str:
+    draft, dtype = drafter.facts, found.options.dtype or found.published_dtype
+    needs = (
+        f"{_count(drafter.sizes.parameters)} parameters, {in_words(drafter.sizes.weight_bytes(dtype))} in {dtype}, "
+        f"cache {in_words(drafter.sizes.cache_bytes(SLOTS, dtype))} a row; weights here: {_weights(drafter)}"
+    )
+    if not is_dflash(drafter.source.config):
+        kind = f"a diffusion model of its own: {draft.attention} attention, mask {draft.mask_id}"
+        return f"{found.options.draft}, {kind}; {needs}"
+    taps = ", ".join(map(str, tapped_layers(drafter.source.config)))
     return (
         f"{found.options.draft}, DFlash: blocks of {draft.trained_block} with the last known token, "
-        f"mask {draft.mask_id}, fed by layers {taps}"
+        f"mask {draft.mask_id}, fed by layers {taps}; {needs}"
     )
 
 
@@ -138,10 +128,13 @@ def _memory(found: Inspection, cfg: DictConfig) -> Iterator[tuple[str, str]]:
     yield "weights", ", ".join(f"{in_words(sizes.weight_bytes(kind))} in {kind}" for kind in kinds)
     yield "cache", f"{in_words(sizes.cache_bytes(SLOTS, dtype))} a row of {SLOTS} slots in {dtype}"
     rows, logits = cfg.engine.max_rows, cfg.engine.logits_mib
-    whole = sizes.weight_bytes(dtype) + sizes.cache_bytes(SLOTS * rows, dtype) + logits * 2**20
+    networks = [sizes, *([found.drafter.sizes] if found.drafter else [])]
+    held = sum(each.weight_bytes(dtype) + each.cache_bytes(SLOTS * rows, dtype) for each in networks)
+    drafter = ", the drafter" if found.drafter else ""
     yield (
         "together",
-        f"{in_words(whole)} in {dtype} with {rows} such rows and {logits} MiB of logits; activations add to it",
+        f"{in_words(held + logits * 2**20)} in {dtype} with {rows} such rows{drafter} and {logits} MiB of logits; "
+        "activations add to it",
     )
 
 

@@ -98,6 +98,12 @@ def _samplers_of(facts: ModelFacts | str, samplers: dict[str, DictConfig]) -> st
     return ", ".join(fitting) or ("none of them" if len(samplers) > 3 else f"not {', '.join(samplers)}")
 
 
+def fitting(facts: ModelFacts, config_dir: str | None = None) -> list[str]:
+    """Samplers that decode a model with the settings of their YAML."""
+    samplers = _composed("sampler", _chosen("sampler", (), config_dir), (), config_dir)
+    return [name for name, cfg in samplers if _decodes(cfg, facts)]
+
+
 def _facts(cfg: DictConfig) -> ModelFacts | str:
     """By the model's files, or by what is recorded of it: neither torch nor transformers is needed."""
     from adapters.facts import inspect

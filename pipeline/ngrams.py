@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from pipeline.errors import UserError
-from pipeline.files import read_rows, refusing
+from pipeline.files import parsed
 from pipeline.metrics import count_visible
 from pipeline.runs import settings_hash
 from pipeline.settings import Settings
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     Model = Description | DeviceAdapter
 
 OPTION = "sampler.ngram_corpus"
+RIGHT = "name a text, or the samples.jsonl of a finished run"
 Corpus = Sequence[Sequence[int]]  # ids of each text by itself
 Tables = Callable[[Sequence[int]], NGram]  # of a row, by its prompt
 
@@ -36,7 +37,7 @@ def corpus_of(settings: Settings, model: Model) -> Corpus | None:
     path = Path(named).expanduser()
     corpus = _answers(path, model) if path.suffix == ".jsonl" else _text(path, model)
     if not any(corpus):
-        raise UserError(f"{OPTION}={path} holds no token to count: use a text, or the samples.jsonl of a finished run")
+        raise UserError(f"{OPTION}={path} holds no token to count: {RIGHT}")
     return corpus
 
 
@@ -62,10 +63,10 @@ def corpus_hash(corpus: Corpus) -> str:
 def _answers(path: Path, model: Model) -> list[list[int]]:
     """What the rows of a run answered, each up to its end token, and that too."""
     answers = []
-    for row in read_rows(path):
+    for row in _rows(path):
         ids = row.get("output_ids")
         if not isinstance(ids, list):
-            raise UserError(f"{OPTION}={path} is no samples.jsonl: its row {row['id']} has no output_ids")
+            raise UserError(f"{OPTION}={path} is no samples.jsonl: its row {row['id']} has no output_ids: {RIGHT}")
         if not _written_by(model, ids, row.get("raw_text")):
             raise UserError(
                 f"{OPTION}={path} was written with another tokenizer than that of this model (row {row['id']}): use a "
@@ -76,6 +77,30 @@ def _answers(path: Path, model: Model) -> list[list[int]]:
     return answers
 
 
+def _rows(path: Path) -> list[dict[str, Any]]:
+    """The rows of a run; a torn last line is left out."""
+    rows, lines = [], _read(path).split(b"\n")
+    for number, line in enumerate(lines, start=1):
+        try:
+            rows += [parsed(line)] if line.strip() else []
+        except ValueError as error:
+            if number < len(lines):
+                raise UserError(f"{OPTION}={path} is no samples.jsonl: its line {number} {error}: {RIGHT}") from error
+    return rows
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except FileNotFoundError:
+        reason = "is not there"
+    except IsADirectoryError:
+        reason = "is a folder"
+    except OSError as error:
+        reason = f"cannot be read ({error.strerror})"
+    raise UserError(f"{OPTION}={path} {reason}: {RIGHT}")
+
+
 def _written_by(model: Model, ids: list[int], text: str | None) -> bool:
     """Whether a row's text is what this model's tokenizer makes of its ids."""
     known = all(isinstance(token, int) and 0 <= token < model.facts.vocab_size for token in ids)
@@ -83,8 +108,7 @@ def _written_by(model: Model, ids: list[int], text: str | None) -> bool:
 
 
 def _text(path: Path, model: Model) -> list[list[int]]:
-    with refusing(path, "read"):
-        data = path.read_bytes()
+    data = _read(path)
     try:
         return [model.codec.encode_raw([{"role": "user", "content": data.decode()}])] if data.strip() else []
     except ValueError as error:  # of no UTF-8, too

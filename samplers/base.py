@@ -48,6 +48,17 @@ class Sampler(ABC):
         """Names of the options this method uses."""
         return frozenset(field.name for field in fields(cls))
 
+    def refuse_idle(self) -> None:
+        """Refuse an option that the others leave without an effect; a class that writes `idle` calls it at the end.
+
+        Raises:
+            ValueError: naming the option and what it is for.
+        """
+        for option, wanted in self.idle(vars(self)).items():
+            raise ValueError(
+                f"sampler.{option}={vars(self)[option]} is for {wanted}, and has no effect here: leave it out"
+            )
+
     @classmethod
     def check(cls, model: ModelFacts) -> None:
         """Refuse a model this method cannot decode.
@@ -56,9 +67,11 @@ class Sampler(ABC):
             ValueError: naming both sides.
         """
         if not cls.attentions & model.attentions:
+            causal = ": use an autoregressive model, such as model=tiny_ar, or with a drafter model=tiny_ar_dflash"
             raise ValueError(
                 f"sampler={cls.method_name} needs {' or '.join(sorted(cls.attentions))} attention, "
                 f"which the model does not serve (it serves {', '.join(sorted(model.attentions))})"
+                f"{causal if cls.attentions == {'causal'} else ''}"
             )
 
     @classmethod
@@ -88,6 +101,14 @@ class Sampler(ABC):
     def spare_slots(self, model: ModelFacts) -> int:
         """Slots behind the row that a window may reach: a tree of drafts takes more than the canvas has."""
         return 0
+
+    @property
+    def lossless(self) -> bool:
+        """Whether what is decoded at temperature 0 is what the model decodes without drafts; `pipeline.check` looks.
+
+        On a causal model that is `autoregressive`, elsewhere this sampler with a ``draft_width`` of 1.
+        """
+        return False
 
     @property
     def reads_ngrams(self) -> bool:

@@ -16,8 +16,10 @@ from samplers.trees import Candidates, Node, chain, ddtree, presto
 TREES = ("chain", "ddtree", "presto")
 DRAFTERS = ("model", "ngram", "random")
 COMPAT = (None, "dflash_v0")
+MOST_DRAFTS = 4096  # of a round, each of which takes a slot of every row; published trees have 1024 at most
 MOST_CANDIDATES = 64  # a depth's ids beyond these hardly ever make a node
 PREFIX_WEIGHT = 0.2
+NGRAM_ORDER = 3
 EMITTED = "dflash_v0_emitted"  # a note: tokens that the authors' first version counts, those behind the canvas too
 
 Drafting = Generator[Forward, Prediction, Candidates]
@@ -31,19 +33,20 @@ class DFlashSampler(Sampler):
     target's own features of what precedes; the target runs them as a window and predicts, behind each, the next. It
     commits its own tokens as long as they are what was drafted, and one more. So its output is that of plain decoding,
     whatever is drafted; above temperature 0 it has the same law, with other random numbers. A round makes one forward
-    of the drafter and one of the target, and commits 1 token to `draft_width` + 1.
+    of the drafter and one of the target, and commits 1 token to `draft_width` + 1. The canvas' last slot is never
+    drafted, as the target decides it anyway; where only that is left the round is plain decoding.
 
     With a tree, several drafts of a slot are verified together, each seeing only what leads to it: the prefixes of the
     largest score that a budget allows (`samplers.trees`).
 
     Attributes:
-        draft_width: tokens drafted a round, the last known one not counted; null is what the drafter was trained for,
-            its block less 1. 0 is `autoregressive`, call for call.
+        draft_width: tokens drafted a round, the last known one not counted, 4096 at most; null is what the drafter was
+            trained for, its block less 1. 0 is `autoregressive`, call for call.
         tree: ``chain``, ``ddtree`` (by the drafter's probabilities) or ``presto`` (and by an n-gram model's).
-        node_budget: drafts of a tree; null is `draft_width`, DDTree's own default.
-        draft_candidates: ids of a depth that may enter a tree; null is the budget, at most 64.
+        node_budget: drafts of a tree, 4096 at most; null is `draft_width`, DDTree's own default.
+        draft_candidates: ids of a depth that may enter a tree, 4096 at most; null is the budget, at most 64.
         prefix_weight: PRESTO's lambda, the n-gram model's share in a score; null is 0.2.
-        ngram_order: tokens that an n-gram model counts in a row (``presto``, or ``drafter: ngram``).
+        ngram_order: tokens that an n-gram model counts in a row (``presto``, or ``drafter: ngram``: 3 if null).
         sampled_drafts: above temperature 0 drafts are drawn from the drafter's law, tempered and cut as the target's,
             and kept by speculative sampling (Leviathan et al. 2023), as in the authors' second version. Otherwise they
             are its likeliest tokens, kept where the target draws the same: exact, too, and more of them are kept where
@@ -62,7 +65,7 @@ class DFlashSampler(Sampler):
     node_budget: int | None = None
     draft_candidates: int | None = None
     prefix_weight: float | None = None
-    ngram_order: int = 3
+    ngram_order: int | None = None
     sampled_drafts: bool = False
     drafter: str = "model"
     compat: str | None = None
@@ -70,38 +73,40 @@ class DFlashSampler(Sampler):
     def __post_init__(self) -> None:
         super().__post_init__()
         width, weight, budget, many = self.draft_width, self.prefix_weight, self.node_budget, self.draft_candidates
-        refuse_unless(width is None or width >= 0, "draft_width", width, "null, or 0 or more")
+        refuse_unless(width is None or 0 <= width <= MOST_DRAFTS, "draft_width", width, f"null, or 0 to {MOST_DRAFTS}")
         refuse_unless(self.tree in TREES, "tree", self.tree, f"one of {', '.join(TREES)}")
-        refuse_unless(budget is None or budget >= 1, "node_budget", budget, "null, or 1 or more")
-        refuse_unless(many is None or many >= 1, "draft_candidates", many, "null, or 1 or more")
+        for name, most in (("node_budget", budget), ("draft_candidates", many)):
+            refuse_unless(most is None or 1 <= most <= MOST_DRAFTS, name, most, f"null, or 1 to {MOST_DRAFTS}")
         refuse_unless(weight is None or 0 <= weight < math.inf, "prefix_weight", weight, "null, or 0 or more")
-        refuse_unless(self.ngram_order >= 1, "ngram_order", self.ngram_order, "a whole number from 1 up")
+        order = self.ngram_order
+        refuse_unless(order is None or order >= 1, "ngram_order", order, "a whole number from 1 up")
         refuse_unless(self.drafter in DRAFTERS, "drafter", self.drafter, f"one of {', '.join(DRAFTERS)}")
         refuse_unless(self.compat in COMPAT, "compat", self.compat, "null or dflash_v0")
         refuse_unless(self.eos != "last", "eos", self.eos, "allow or never: in order, no end token can wait")
-        self._refuse_idle()
-
-    def _refuse_idle(self) -> None:
-        for option, wanted in self.idle(vars(self)).items():
-            here = f"tree={self.tree}, drafter={self.drafter}"
-            raise ValueError(
-                f"sampler.{option}={getattr(self, option)} is for {wanted}, not for {here}: leave it out, or use these"
-            )
+        self.refuse_idle()
+        if order is None and self.draft_width != 0 and (self.tree == "presto" or self.drafter == "ngram"):
+            object.__setattr__(self, "ngram_order", NGRAM_ORDER)  # null stays where nothing is counted
 
     @classmethod
     def idle(cls, given: Mapping[str, object]) -> Mapping[str, str]:
-        chain, model = given.get("tree", cls.tree) == "chain", given.get("drafter", cls.drafter) == "model"
-        presto, drawn = given.get("tree") == "presto", bool(given.get("sampled_drafts"))
+        if given.get("draft_width") == 0:  # plain decoding, whatever preset it was asked of
+            return {}
+        tree, drafter = given.get("tree", cls.tree), given.get("drafter", cls.drafter)
+        chain, model, drawn = tree == "chain", drafter == "model", bool(given.get("sampled_drafts"))
+        tempered = bool(given.get("temperature", cls.temperature))
         meant = {
             "node_budget": (not chain, "tree=ddtree and presto"),
             "draft_candidates": (not chain, "tree=ddtree and presto"),
-            "prefix_weight": (presto, "tree=presto"),
+            "prefix_weight": (tree == "presto", "tree=presto"),
+            "ngram_order": (tree == "presto" or drafter == "ngram", "tree=presto and drafter=ngram"),
             "compat": (chain and not drawn, "tree=chain without sampled_drafts"),
-            "sampled_drafts": (chain and model, "tree=chain with drafter=model"),
+            "sampled_drafts": (
+                chain and model and tempered,
+                "tree=chain with drafter=model and a temperature above 0",
+            ),
         }
-        return {
-            name: told for name, (right, told) in meant.items() if given.get(name) not in (None, False) and not right
-        }
+        set_ = [name for name in meant if given.get(name) is not None and given.get(name) is not False]
+        return {name: meant[name][1] for name in set_ if not meant[name][0]}
 
     @classmethod
     def check(cls, model: ModelFacts) -> None:
@@ -163,8 +168,26 @@ class DFlashSampler(Sampler):
         return model.draft.trained_block - 1
 
     def budget(self, model: ModelFacts) -> int:
-        """Drafts of a round."""
-        return self.node_budget or self.width(model)
+        """Most drafts of a tree: what is asked for, or all that its depths can hold."""
+        width = self.width(model)
+        asked, held, level = self.node_budget or width, 0, 1
+        for _ in range(width):
+            level *= self._candidates_of(model)
+            held += level
+            if held >= asked:
+                return asked
+        return held
+
+    def _candidates_of(self, model: ModelFacts) -> int:
+        """Ids of a depth that are looked at."""
+        if self.tree == "chain":
+            return 1
+        asked = self.draft_candidates or min(self.node_budget or self.width(model), MOST_CANDIDATES)
+        return min(asked, model.vocab_size)
+
+    @property
+    def lossless(self) -> bool:
+        return True
 
     @property
     def reads_ngrams(self) -> bool:
@@ -204,12 +227,12 @@ class DFlashSampler(Sampler):
     ) -> Generator[Forward, Prediction, list[Node]]:
         """What to verify behind slot ``start``, in the order of the window."""
         width = self.width(state.model)
-        depth = width if self.compat else min(width, len(state.tokens) - start - 1)
+        # the target adds a token of its own: the last slot needs no draft
+        depth = width if self.compat else min(width, len(state.tokens) - start - 2)
         if not depth:
             return []
         window, budget = range(start, start + depth + 1), self.budget(state.model)
-        wanted = 1 if self.tree == "chain" else self.draft_candidates or min(budget, MOST_CANDIDATES)
-        candidates = yield from self._candidates(state, window, keep, wanted)
+        candidates = yield from self._candidates(state, window, keep, self._candidates_of(state.model))
         if self.tree == "chain":
             return chain(candidates)
         if self.tree == "ddtree" or not self.reads_ngrams:
@@ -253,17 +276,22 @@ class DFlashSampler(Sampler):
     ) -> Forward:
         """The last known token with the drafts behind it; what each is followed by is read at its own row."""
         window, depths = range(start, start + len(nodes) + 1), [0, *(node.depth for node in nodes)]
-        end = math.inf if self.compat else len(state.tokens)
-        want = [start + place + 1 for place, depth in enumerate(depths) if start + depth + 1 < end]
         forward = Forward(
-            window, want, context=range(start), store=window, keep=keep, attend=CAUSAL, law=law, draw=state.forwards
+            window,
+            want=list(range(start + 1, window.stop + 1)),
+            context=range(start),
+            store=window,
+            keep=keep,
+            attend=CAUSAL,
+            law=law,
+            draw=state.forwards,
         )
         if not nodes:
             return forward
         drafts = {start + place: node.token for place, node in enumerate(nodes, 1)}
         forward = replace(forward, variants=[drafts], proposed=window[1:], kind=Kind.VERIFY)
         if self.sampled_drafts:
-            drawn = {slot: (drafts[slot],) for slot in want if slot in drafts}
+            drawn = {slot: (drafts[slot],) for slot in window[1:]}
             return replace(forward, judged_drafts=True, rivals=drawn)
         if self.tree == "chain":
             return forward

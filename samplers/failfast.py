@@ -89,6 +89,10 @@ class FailFastSampler(Sampler):
                 "say how long they are: use another drafter"
             )
 
+    @property
+    def lossless(self) -> bool:
+        return True
+
     def spare_slots(self, model: ModelFacts) -> int:
         """The last block that a drafter is shown may reach behind the row."""
         drafter = model.draft

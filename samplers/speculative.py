@@ -59,6 +59,16 @@ class SpeculativeSampler(BlockDiffusionSampler):
         )
         refuse_unless(self.acceptance in ACCEPTANCES, "acceptance", self.acceptance, f"one of {', '.join(ACCEPTANCES)}")
         refuse_unless(self.cfg_scale == 0, "cfg_scale", self.cfg_scale, "0: a guided forward runs no drafts")
+        self.refuse_idle()
+
+    @classmethod
+    def idle(cls, given: Mapping[str, object]) -> Mapping[str, str]:
+        alone = given.get("draft_width", cls.draft_width) == 1
+        return {"adaptive": "a draft_width of 2 or more"} if alone and given.get("adaptive") else {}
+
+    @property
+    def lossless(self) -> bool:
+        return self.acceptance == "chain"
 
     def denoise(self, state: DecodeState, block: range) -> Decoding:
         step, drafts = 0, list[Draft]()

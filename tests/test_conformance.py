@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
@@ -25,7 +25,17 @@ from pipeline.conformance import (
     situations,
     smallest,
 )
-from samplers import BlockDiffusionSampler, DecodeState, Decoding, Forward, Prediction, ThresholdSampler
+from samplers import (
+    BlockDiffusionSampler,
+    DecodeState,
+    Decoding,
+    DFlashSampler,
+    Forward,
+    Prediction,
+    SpeculativeSampler,
+    ThresholdSampler,
+)
+from samplers.speculative import Draft
 
 NAMES = options("sampler")
 PRESETS = {name: plain(compose([f"sampler={name}"]).sampler) for name in NAMES}
@@ -197,7 +207,7 @@ class IgnoresThreshold(Wrong):
             state.commit(slot, prediction.token[slot])
 
 
-ENDS, WORDS, PROMPT, CANVAS, BATCH, COUNTS, SEEDS, ORDER, STORED, CACHE, LIMITS = PROPERTIES
+ENDS, WORDS, PROMPT, CANVAS, BATCH, COUNTS, SEEDS, ORDER, STORED, CACHE, LIMITS, LOSSLESS = PROPERTIES
 FAULTY: list[tuple[type[BlockDiffusionSampler], Property, str]] = [
     (Endless, ENDS, "had not ended"),
     (LeavesOpen, ENDS, "undecided"),
@@ -225,6 +235,67 @@ def test_the_suite_finds_a_fault_and_tells_it_small(
     small = smallest(prop, trial)
     assert len(small.at.prompts) <= 2 and fault_of(prop, small)
     assert small.at.asked <= 8 or cls is HearsNeighbours  # its fault hangs on what ran before
+
+
+@dataclass(frozen=True, kw_only=True)
+class KeepsADraft(DFlashSampler):
+    """Calls itself lossless, and keeps the first draft whatever the model says."""
+
+    method_name: ClassVar[str] = "wrong"
+
+    def decode(self, state: DecodeState) -> Decoding:
+        decoding = super().decode(state)
+        forward = next(decoding, None)
+        while forward is not None:
+            said = yield forward
+            for slot in list(forward.proposed)[:1]:
+                said.token[slot] = forward.variants[0][slot]
+            try:
+                forward = decoding.send(said)
+            except StopIteration:
+                return
+
+
+@dataclass(frozen=True, kw_only=True)
+class TakesAnyState(SpeculativeSampler):
+    """Calls itself lossless, and commits the deepest draft unseen."""
+
+    method_name: ClassVar[str] = "wrong"
+
+    def settle(self, state: DecodeState, prediction: Prediction, drafts: Sequence[Draft]) -> int:
+        for slot, token in drafts[-1].items() if drafts else ():
+            state.commit(slot, token)
+        return len(drafts)
+
+    @property
+    def lossless(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize(
+    ("cls", "options", "model"),
+    [
+        (KeepsADraft, {}, "causal, with a drafter"),
+        (KeepsADraft, {"temperature": 0.5, "sampled_drafts": True}, "causal, with a drafter"),
+        (TakesAnyState, {"acceptance": "spatial"}, "full attention"),
+    ],
+)
+def test_drafts_that_change_what_is_decoded_are_found(cls: type, options: dict[str, Any], model: str) -> None:
+    (at,) = situations(model)
+    trial = Trial({"_target_": f"{__name__}.{cls.__name__}", "name": "wrong", **options}, at)
+    assert "without them" in (fault_of(LOSSLESS, trial) or "")
+    assert faults(trial) and fault_of(LOSSLESS, smallest(LOSSLESS, trial))
+
+
+def test_only_samplers_that_call_themselves_lossless_are_held_to_plain_decoding() -> None:
+    held = {
+        name
+        for name in NAMES
+        for model in ACCEPTED[name]
+        for at in situations(model)
+        if LOSSLESS.applies(Trial(PRESETS[name], at))
+    }
+    assert held == {"dflash", "ddtree", "presto", "failfast", "speculative"}
 
 
 def test_the_count_of_forwards_is_held_against_those_made(monkeypatch: pytest.MonkeyPatch) -> None:

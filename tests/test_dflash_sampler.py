@@ -73,15 +73,16 @@ def test_a_round_worked_by_hand() -> None:
     assert (second.window, second.context, second.keep) == (range(7, 11), range(7), [5, 6])
     assert (third.window, third.context, third.keep) == (range(7, 11), range(7), [5, 6])
     counts = outcome.counts()
-    assert (counts["nfe"], counts["nfe_draft"], counts["nfe_prefill"], counts["nfe_verify"]) == (7, 6, 1, 6)
-    assert lengths(outcome) == [2, 2, 2, 2, 2, 1]
+    assert (counts["nfe"], counts["nfe_draft"], counts["nfe_prefill"], counts["nfe_verify"]) == (7, 5, 1, 5)
+    assert lengths(outcome) == [2, 2, 2, 2, 2]
 
 
-def test_the_last_block_is_cut_to_the_canvas() -> None:
-    """Slots 3..9, anchor 3, blocks of 4, one draft right: anchors 3, 5, 7, 9; the third block has slots 7..9."""
+def test_the_last_block_is_cut_to_the_canvas_and_its_last_slot_is_not_drafted() -> None:
+    """Slots 3..9, anchor 3, blocks of 4, one draft right: anchors 3, 5, 7, 9; of the third block 8 is drafted."""
     model = pair(cyclic(), right_for(1), block=4)
-    run(DFlashSampler(), model, [0, 1, 2], 7)
-    assert [forward.window for forward in verified(model)] == [range(3, 7), range(5, 9), range(7, 10)]
+    outcome = run(DFlashSampler(), model, [0, 1, 2], 7)
+    assert answer(outcome) == [3, 4, 5, 6, 7, 8, 9]
+    assert [forward.window for forward in verified(model)] == [range(3, 7), range(5, 9), range(7, 9)]
     assert [list(forward.want) for forward in verified(model)][-1] == [8, 9]
     assert [forward.window for forward in drafts(model)] == [forward.window for forward in verified(model)]
 
@@ -126,7 +127,7 @@ def test_a_tree_worked_by_hand() -> None:
     outcome = run(DFlashSampler(tree="ddtree", node_budget=4), model, [2, 2], 6)
     assert answer(outcome)[:4] == [0, 1, 0, 2]
     _, draft, verify, _, third = model.forwards[:5]
-    assert (draft.best, draft.window) == (4, range(2, 5))
+    assert (draft.best, draft.window) == (3, range(2, 5)), "there are no more ids than three"
     assert verify.variants == [{3: 0, 4: 0, 5: 1, 6: 0}] and verify.window == range(2, 7)
     assert verify.attend is not None and (verify.attend.pattern, verify.attend.parents) == ("tree", (0, 0, 1, 0, 3))
     assert list(verify.positions or ()) == [2, 3, 4, 3, 4]
@@ -135,14 +136,35 @@ def test_a_tree_worked_by_hand() -> None:
 
 
 def test_a_tree_may_take_more_than_the_canvas_has() -> None:
-    """Two slots are left behind the anchor: no node is deeper, and the window ends behind the row."""
+    """Three slots are left behind the anchor: no node is deeper than 2, and the window ends behind the row."""
     model = pair(random_law(3, 4), lambda tokens, depth: (0.4, 0.3, 0.2, 0.1), block=6)
     sampler = DFlashSampler(tree="ddtree", node_budget=15)
-    outcome = run(sampler, model, [1, 2], 3)
+    outcome = run(sampler, model, [1, 2], 4)
     first = verified(model)[0]
     assert first.window == range(2, 18) and max(first.positions or ()) == 4
-    assert all(first.positions[slot - 1 - 2] < 4 for slot in first.want), "of the deepest nothing is asked"
-    assert answer(outcome) == list(greedy(model.target, (1, 2), 3)[2:])
+    assert answer(outcome) == list(greedy(model.target, (1, 2), 4)[2:])
+
+
+@pytest.mark.parametrize("options", [{}, {"tree": "ddtree", "node_budget": 9}, {"drafter": "random"}])
+def test_a_last_slot_alone_is_decoded_plainly(options: dict[str, Any]) -> None:
+    """Of two tokens the first is the prefill's and the second the target's own."""
+    target = random_law(3, V)
+    model = pair(target, oracle(target), 4)
+    outcome = run(DFlashSampler(**options), model, [1, 2], 2)
+    assert answer(outcome) == list(greedy(target, (1, 2), 2)[2:])
+    assert drafts(model) == [] and outcome.verified == [] and outcome.counts()["nfe"] == 2
+
+
+def test_a_tree_reserves_no_more_slots_than_it_can_hold() -> None:
+    facts = pair(cyclic(), adversary(cyclic()), 4).facts
+    for options, slots in (
+        ({}, 0),
+        ({"tree": "ddtree"}, 3),
+        ({"tree": "ddtree", "node_budget": 100}, 100),
+        ({"tree": "ddtree", "node_budget": 4096}, 11 + 11**2 + 11**3),  # an alphabet of 11, three deep
+        ({"tree": "ddtree", "node_budget": 4096, "draft_candidates": 2}, 2 + 4 + 8),
+    ):
+        assert DFlashSampler(**options).spare_slots(facts) == slots
 
 
 # ---- exactness -------------------------------------------------------------------------------------------------------
@@ -158,7 +180,6 @@ KINDS: dict[str, Any] = {
     "n-gram chain": DFlashSampler(drafter="ngram", ngram_order=3),
     "n-gram tree": DFlashSampler(drafter="ngram", tree="presto", node_budget=7),
     "first version": DFlashSampler(compat="dflash_v0"),
-    "drawn drafts at temperature 0": DFlashSampler(sampled_drafts=True),
 }
 
 
@@ -191,7 +212,7 @@ def test_a_drafter_that_is_always_right_fills_every_round_and_one_never_right_no
         right = run(sampler, pair(target, oracle(target), 4), [1, 2], 13)
         assert lengths(right) == [4, 4, 4]
     wrong = run(DFlashSampler(), pair(target, adversary(target), 4), [1, 2], 13)
-    assert lengths(wrong) == [1] * 12 and wrong.drafts()["accepted_draft_tokens"] == 0
+    assert lengths(wrong) == [1] * 11 and wrong.drafts()["accepted_draft_tokens"] == 0
 
 
 @pytest.mark.parametrize("width", [0, None])
@@ -321,7 +342,7 @@ def test_an_n_gram_drafter_continues_what_it_knows_and_needs_no_drafter() -> Non
     model = pair(lambda tokens: surely(min(tokens[-1] + 1, 9), V), adversary(cyclic()), 4)
     model.facts = replace(model.facts, draft=None)
     outcome = run(DFlashSampler(drafter="ngram", draft_width=3), model, [1], 6, ngram=NGram([[1, 2, 3, 4, 5, 6, 7]]))
-    assert answer(outcome) == [2, 3, 4, 5, 6, 7] and lengths(outcome) == [4, 1]
+    assert answer(outcome) == [2, 3, 4, 5, 6, 7] and lengths(outcome) == [4]
     assert outcome.counts()["nfe_draft"] == 0
 
 
@@ -367,9 +388,22 @@ def test_random_drafts_depend_on_the_seed_and_the_round_only() -> None:
         ({"drafter": "me"}, "sampler.drafter=me is out of range: use one of model, ngram, random"),
         ({"compat": "v9"}, "sampler.compat=v9 is out of range: use null or dflash_v0"),
         ({"eos": "last"}, "sampler.eos=last is out of range: use allow or never"),
-        ({"node_budget": 8}, "sampler.node_budget=8 is for tree=ddtree and presto, not for tree=chain"),
+        ({"node_budget": 8}, "sampler.node_budget=8 is for tree=ddtree and presto, and has no effect here"),
         ({"draft_candidates": 8}, "sampler.draft_candidates=8 is for tree=ddtree and presto"),
-        ({"tree": "ddtree", "prefix_weight": 0.2}, "sampler.prefix_weight=0.2 is for tree=presto, not for tree=ddtree"),
+        ({"tree": "ddtree", "prefix_weight": 0.2}, "sampler.prefix_weight=0.2 is for tree=presto, and has no"),
+        ({"tree": "ddtree", "prefix_weight": 0.0}, "sampler.prefix_weight=0.0 is for tree=presto"),
+        ({"tree": "ddtree", "node_budget": 10**8}, "sampler.node_budget=100000000 is out of range: use null, or 1 to"),
+        ({"tree": "ddtree", "draft_candidates": 4097}, "sampler.draft_candidates=4097 is out of range"),
+        (
+            {"drafter": "random", "draft_width": 4097},
+            "sampler.draft_width=4097 is out of range: use null, or 0 to 4096",
+        ),
+        ({"ngram_order": 3}, "sampler.ngram_order=3 is for tree=presto and drafter=ngram"),
+        ({"tree": "ddtree", "ngram_order": 2}, "sampler.ngram_order=2 is for tree=presto and drafter=ngram"),
+        (
+            {"sampled_drafts": True},
+            "sampler.sampled_drafts=True is for tree=chain with drafter=model and a temperature",
+        ),
         ({"tree": "ddtree", "compat": "dflash_v0"}, "sampler.compat=dflash_v0 is for tree=chain"),
         ({"tree": "ddtree", "sampled_drafts": True}, "sampler.sampled_drafts=True is for tree=chain"),
         ({"drafter": "ngram", "sampled_drafts": True}, "sampler.sampled_drafts=True is for tree=chain with drafter="),
@@ -420,6 +454,11 @@ def test_the_drafters_trained_block_is_the_default_width() -> None:
     facts = pair(cyclic(), adversary(cyclic()), 16).facts
     assert DFlashSampler.suited(facts) == {"draft_width": 15}
     assert DFlashSampler.suited(replace(facts, draft=None)) == {}
+
+
+def test_an_n_gram_model_counts_three_in_a_row_where_there_is_one() -> None:
+    assert DFlashSampler().ngram_order is None and DFlashSampler(tree="ddtree").ngram_order is None
+    assert DFlashSampler(tree="presto").ngram_order == DFlashSampler(drafter="ngram").ngram_order == 3
 
 
 def test_it_says_whether_it_reads_n_grams() -> None:

@@ -19,6 +19,7 @@ from adapters.loading import load
 from adapters.places import ModelOptions
 from adapters.taps import features, tapped
 from samplers import CAUSAL, Forward, Role
+from samplers.dflash import DFlashSampler
 from samplers.forward import Kind
 from tests import layouts
 from tests.drafters import write_drafter
@@ -85,6 +86,13 @@ def test_a_row_that_starts_anew_has_no_features_of_the_one_before(pair: Path) ->
         ({"architectures": ["DFlash2DraftModel"]}, "model.draft=.*DFlash 2 .* is not served"),
         ({"dflash_config": {"mask_token_id": 90}}, "mask_token_id=90 is no id of its target"),
         ({"dflash_config": {}}, "model.draft=.*lacks 'mask_token_id'"),
+        ({"vocab_size": 60}, "model.draft=.*belongs to a target of vocab_size=60, but the target given has 64"),
+        (
+            {"dflash_config": {"mask_token_id": 63, "target_layer_ids": [0, 3]}},
+            r"target_layer_ids=\[0, 3\] name 3, which is no layer of its target: they go from 0 to 2",
+        ),
+        ({"dflash_config": {"mask_token_id": 63, "target_layer_ids": [-1, 2]}}, "name -1, which is no layer"),
+        ({"dflash_config": {"mask_token_id": 63, "target_layer_ids": 2}}, "model.draft=.*'int' object is not iterable"),
     ],
 )
 def test_a_drafter_that_does_not_fit_is_refused_before_any_weights_are_read(
@@ -93,6 +101,32 @@ def test_a_drafter_that_does_not_fit_is_refused_before_any_weights_are_read(
     write_drafter(tmp_path / "draft", **changes)
     with pytest.raises(ValueError, match=said):
         describe(options(pair, draft=str(tmp_path / "draft")))
+    with pytest.raises(ValueError, match=said):
+        inspect(options(pair, draft=str(tmp_path / "draft")))
+
+
+def test_a_drafter_without_weights_is_refused_when_described(pair: Path, tmp_path: Path) -> None:
+    (write_drafter(tmp_path / "draft") / "model.safetensors").unlink()
+    with pytest.raises(ValueError, match=r"model\.draft=.*draft: .*draft holds no weights"):
+        describe(options(pair, draft=str(tmp_path / "draft")))
+
+
+def test_a_drafters_size_is_told_from_its_configuration_and_counted_with_its_targets(pair: Path) -> None:
+    alone, together, found = describe(options(pair, draft=None)), describe(options(pair)), inspect(options(pair))
+    drafter = loaded(pair).drafter
+    assert isinstance(drafter, DFlashDrafter) and found.drafter and found.drafter.fit and together.drafter
+    shapes = {name: tuple(tensor.shape) for name, tensor in drafter.network.state_dict().items()}
+    assert found.drafter.sizes.shapes == shapes and found.drafter.fit.faultless
+    held = sum(parameter.numel() for parameter in drafter.network.parameters())
+    assert together.drafter.parameters == found.drafter.sizes.parameters == held
+    assert alone.weight_bytes and together.weight_bytes == alone.weight_bytes + 4 * held
+
+
+def test_a_sampler_that_needs_a_causal_model_names_some() -> None:
+    with pytest.raises(
+        ValueError, match=r"dflash needs causal attention.*: use .*, or with a drafter model=tiny_ar_dflash"
+    ):
+        DFlashSampler.check(inspect(ModelOptions("tiny", path="tiny/llada")).facts)
 
 
 def test_what_is_no_drafter_at_all_is_refused_in_words(pair: Path, tmp_path: Path) -> None:

@@ -24,10 +24,14 @@ from adapters.loading import check, load
 from adapters.places import ModelOptions
 from adapters.tensors import Piece
 from pipeline.compose import compose, options
-from pipeline.inspect import WIDTH, all_models, print_model
+from pipeline.devices import device_line
+from pipeline.inspect import WIDTH, all_models, inspect_model, print_model
 from pipeline.inspection import OVERVIEW, overview
+from pipeline.inspection import describe as describe_lines
+from tests import layouts
 from tests.commands import Here
 from tests.conftest import ROOT
+from tests.drafters import write_drafter
 from tests.shared import shared
 
 GOLDEN = ("llada", "dream", "sdar", "llada2_moe", "fastdllm_v2", "dflash/target")
@@ -137,7 +141,46 @@ def test_a_lora_is_told_by_its_base(here: Here) -> None:
     ],
 )
 def test_a_drafter_is_told_in_a_line(here: Here, options: list[str], drafter: str) -> None:
-    assert f"drafter {drafter} samplers" in words(here(*options, module="pipeline.inspect")[0])
+    told = words(here(*options, module="pipeline.inspect")[0])
+    assert f"drafter {drafter}" in told and " such rows, the drafter and 256 MiB of logits" in told
+
+
+def test_a_drafters_needs_are_told_and_counted_in_what_is_needed_together(here: Here) -> None:
+    told = words(here("model=qwen3_4b_dflash", module="pipeline.inspect")[0])
+    # five layers: four projections of attention, three of the MLP, four norms; then fc and two norms
+    layer = 2560 * 128 * (2 * 32 + 2 * 8) + 3 * 2560 * 9728 + 2 * 2560 + 2 * 128
+    drafter = 5 * layer + 5 * 2560 * 2560 + 2 * 2560
+    assert f"{drafter / 1e6:.2f} M parameters, 1 GiB in bfloat16, cache 19.5 MiB a row; weights here: no" in told
+    target, slots = 4_022_468_096, 8 * 1000 * 2 * 8 * 128 * (36 + 5)
+    assert f"together {(2 * (target + drafter + slots) + 2**28) / 2**30:.3g} GiB in bfloat16 with 8 such rows" in told
+
+
+def test_a_drafter_whose_weights_are_broken_or_do_not_fit_is_told(tmp_path: Path, here: Here) -> None:
+    layouts.write(tmp_path / "target", "causal language model", num_hidden_layers=3)
+    file = write_drafter(tmp_path / "draft") / "model.safetensors"
+    words_ = (f"model.path={tmp_path / 'target'}", f"model.draft={tmp_path / 'draft'}")
+    save_file({**load_file(file), "stray": torch.ones(8)}, file)
+    out, err = here("model=tiny_ar", *words_, module="pipeline.inspect", code=2)
+    assert "weights here: yes: of 26 tensors, 1 tensor has no place (stray (8,))" in words(out)
+    assert "draft does not fit DFlashDraftModel: 1 tensor has no place" in words(err)
+    file.write_bytes(file.read_bytes()[:-100])
+    out, err = here("model=tiny_ar", *words_, module="pipeline.inspect", code=2)
+    assert out == "" and re.match(r"error: model\.draft=.*draft: .* is no whole \.safetensors file", err)
+
+
+@pytest.mark.parametrize(
+    ("model", "fitting"),
+    [("tiny_ar_dflash", "autoregressive, ddtree, dflash, presto"), ("tiny_ar", "autoregressive")],
+)
+def test_samplers_are_those_that_decode_the_model_with_their_own_settings(model: str, fitting: str) -> None:
+    cfg = compose([f"model={model}"])
+    assert dict(describe_lines(inspect_model(cfg), cfg))["samplers"] == fitting
+
+
+def test_a_runs_line_counts_the_drafters_weights() -> None:
+    alone, together = (describe(ModelOptions("it", path="tiny/ar", draft=draft)) for draft in (None, "tiny/ar_dflash"))
+    assert "weights 4.46 MiB of" in device_line(alone, {"accelerator": "cpu", "devices": 1})
+    assert "weights 6.65 MiB of" in device_line(together, {"accelerator": "cpu", "devices": 1})
 
 
 def test_a_model_without_a_drafter_tells_of_none(here: Here) -> None:

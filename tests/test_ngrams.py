@@ -104,12 +104,13 @@ def test_the_key_knows_the_contents_and_not_the_place(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "data", "said"),
     [
-        ("absent.txt", None, "cannot be read"),
-        (".", None, "cannot be read: it is a folder"),
+        ("absent.txt", None, "is not there: name a text, or the samples.jsonl of a finished run"),
+        (".", None, "is a folder: name a text, or"),
         ("empty.txt", b" \n", "holds no token to count"),
         ("empty.jsonl", b"", "holds no token to count"),
         ("bytes.txt", b"\xff\xfe7", "cannot be encoded: "),
-        ("rows.jsonl", b"so 7\n\n", "line 1 is not JSON"),
+        ("rows.jsonl", b"so 7\n\n", "is no samples.jsonl: its line 1 is not JSON: name a text"),
+        ("rows.jsonl", b'{"text": "so 7"}\n', "line 1 is no row (an object with id, index and sample): name a text"),
         ("rows.jsonl", b'{"id": "a"}\n', "is no samples.jsonl: its row a has no output_ids"),
         ("rows.jsonl", b'{"id": "a", "output_ids": [5, 99999]}\n', "was written with another tokenizer"),
         (
@@ -127,6 +128,8 @@ def test_a_corpus_that_is_none_is_refused_in_a_sentence(
         path.write_bytes(data)
     with pytest.raises(UserError) as caught:
         counted(path)
+    for misleading in ("choose another run", "no folder can be made", "delete the line"):
+        assert misleading not in str(caught.value)
     assert said in str(caught.value) and str(path) in str(caught.value) and "\n" not in str(caught.value)
 
 

@@ -287,6 +287,7 @@ def case(seed: int, cls: type[SpeculativeSampler] = SpeculativeSampler, **change
     options |= {name: value for name, value in changes.items() if name in SpeculativeSampler.options()}
     threshold = changes.get("threshold", draw.choice([None, 0.35, 0.6, 0.9]))
     own = {"draft_width": draw.randint(1, 6), "adaptive": draw.random() < 0.5, **changes, "threshold": threshold}
+    own["adaptive"] = own["adaptive"] and own["draft_width"] > 1
     shared = {name: value for name, value in options.items() if name in BlockDiffusionSampler.options()}
     rule = ConfidenceSampler(**shared) if threshold is None else ThresholdSampler(**shared, threshold=threshold)
     return Case(Toy(seed, facts), prompt, asked, rule, cls(**{**shared, **own}))
@@ -428,3 +429,11 @@ def test_on_the_shipped_models_the_same_is_decoded_with_fewer_forwards(
 
 def in_order(outcome: Any) -> list[list[int]]:
     return [[slot, token] for record in outcome.trace for slot, token, _ in record["changed"]]
+
+
+def test_an_adaptive_width_of_one_state_is_refused() -> None:
+    with pytest.raises(
+        ValueError, match=r"sampler\.adaptive=True is for a draft_width of 2 or more, and has no effect"
+    ):
+        SpeculativeSampler(block_size=4, steps=4, draft_width=1, adaptive=True)
+    assert SpeculativeSampler.idle({"draft_width": 1, "adaptive": False}) == {}

@@ -104,7 +104,7 @@ def accepted(model: Pair, sampler: DFlashSampler, runs: int = 200) -> list[bool]
 
     model.judge = noting
     for stream in range(runs):
-        decoded(sampler, model, list(PROMPT), 2, stream)
+        decoded(sampler, model, list(PROMPT), 3, stream)  # the last slot is not drafted
     model.judge = judged
     return verdicts
 
